@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from tests.fakes.tell import WALL, Clock, Said, incident
+
+from vllm_watchdog.core.schema import CODEC
+from vllm_watchdog.tell import history
+from vllm_watchdog.tell.history import History, HistoryError, Reader, Sample
+
+
+@pytest.fixture
+def said():
+    return Said()
+
+
+@pytest.fixture
+def book(tmp_path, said):
+    made = History(tmp_path / "logs" / "history.db", Clock(), lambda: WALL, said)
+    made.start()
+    yield made
+    assert made.stop(5)
+
+
+def test_an_incident_is_read_while_the_daemon_writes_and_after_it_left(book):
+    book.record(incident(1))
+    book.record(incident(2))
+    book.record(incident(1, over=True))
+    assert book.flush(5)
+    reader = Reader(book.path)
+    for _ in range(2):
+        rows = reader.incidents()
+        assert [row["id"] for row in rows] == [incident(2).id, incident(1).id]
+        assert [row["wall_resolved"] for row in rows] == [None, WALL + 30]
+        found = reader.incident(incident(1).id)
+        assert CODEC.decode(found.pop("incident")) == incident(1, over=True)
+        assert found == rows[1] and found["class"] == "oom_runtime" and found["urgency"] == "critical"
+        book.stop(5)
+
+
+def test_a_reader_makes_nothing_and_finds_nothing_before_the_first_start(tmp_path):
+    reader = Reader(tmp_path / "history.db")
+    assert reader.incidents() == [] and reader.incident("x") is None and reader.samples("primary", 0) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_cannot_write(book):
+    book.record(incident())
+    assert book.flush(5)
+    with pytest.raises(HistoryError, match="readonly"):
+        Reader(book.path)._rows("DELETE FROM incidents")
+
+
+def test_the_beginning_of_an_id_is_enough_unless_two_begin_so(book):
+    book.record(incident(1))
+    book.record(incident(2))
+    assert book.flush(5)
+    reader = Reader(book.path)
+    assert reader.incident(incident(1).id[:16])["id"] == incident(1).id
+    assert reader.incident("2026") is None
+    assert reader.incident("") is None and reader.incident("%") is None
+
+
+def test_files_are_the_owners_alone(book):
+    book.record(incident())
+    assert book.flush(5)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in book.path.parent.iterdir()}
+    assert modes == {"history.db": 0o600, "history.db-wal": 0o600, "history.db-shm": 0o600}
+
+
+def test_samples_are_kept_one_each_ten_seconds_for_seven_days(tmp_path, said):
+    clock, wall = Clock(), Clock(WALL)
+    book = History(tmp_path / "history.db", clock, wall, said)
+    book.start()
+    for second in range(30):
+        book.sample(Sample("primary", WALL + second, rss_bytes=second, kv_usage=0.5))
+        book.sample(Sample("backup", WALL + second))
+    assert book.flush(5)
+    reader = Reader(book.path)
+    rows = reader.samples("primary", WALL)
+    assert [row["rss_bytes"] for row in rows] == [0, 10, 20] and rows[0]["kv_usage"] == 0.5
+    assert rows[0]["vram_bytes"] is None
+    assert len(reader.samples("backup", WALL + 10)) == 2
+    clock.at += history.prune_s
+    wall.at = WALL + history.keep_samples_s + 20
+    book.sample(Sample("primary", wall.at))
+    assert book.stop(5)
+    assert [row["wall"] for row in reader.samples("primary", 0)] == [WALL + 20, wall.at]
+
+
+@pytest.mark.parametrize("damage", [b"this is no database at all" * 100, None])
+def test_a_corrupt_file_is_set_aside_and_said_and_the_next_incident_is_kept(tmp_path, said, damage):
+    path = tmp_path / "history.db"
+    if damage is None:
+        db = sqlite3.connect(path)
+        db.executescript("CREATE TABLE t (x); " + "INSERT INTO t VALUES (hex(randomblob(2000)));" * 20)
+        db.close()
+        data = bytearray(path.read_bytes())
+        data[4096:8192] = b"\xff" * 4096
+        damage = bytes(data)
+    path.write_bytes(damage)
+    book = History(path, Clock(), lambda: WALL, said)
+    book.start()
+    book.record(incident())
+    assert book.stop(5)
+    (line,) = said.of("file.set_aside")
+    assert line["aside"] == f"{path}.corrupt-20261129T215320Z"
+    assert (tmp_path / "history.db.corrupt-20261129T215320Z").read_bytes() == damage
+    assert [row["id"] for row in Reader(path).incidents()] == [incident().id]
+
+
+def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(tmp_path, said):
+    folder = tmp_path / "logs"
+    folder.write_text("in the way")
+    book = History(folder / "history.db", Clock(), lambda: WALL, said)
+    book.start()
+    for number in range(3):
+        book.record(incident(number))
+        assert book.flush(5)
+    assert len(said.of("history.lost")) == 1 and book.lost == 3
+    folder.unlink()
+    book.record(incident(4))
+    assert book.stop(5)
+    assert [row["id"] for row in Reader(book.path).incidents()] == [incident(4).id]
+
+
+def test_a_hung_disk_costs_an_asker_its_deadline_and_the_loop_nothing(book):
+    held, go = threading.Event(), threading.Event()
+
+    def hang(db):
+        held.set()
+        go.wait(10)
+
+    book.do(hang)
+    assert held.wait(5)
+    book.record(incident())
+    assert book.ask(lambda db: 1, 0.05) is None
+    go.set()
+    assert book.ask(lambda db: 2, 5) == 2
+
+
+def test_an_incident_survives_a_daemon_killed_with_its_wal_unfolded(tmp_path):
+    path = tmp_path / "history.db"
+    script = (
+        "import sys, time\n"
+        "sys.path.insert(0, sys.argv[2])\n"
+        "from pathlib import Path\n"
+        "from tests.fakes.tell import Said, incident\n"
+        "from vllm_watchdog.tell.history import History\n"
+        "book = History(Path(sys.argv[1]), time.monotonic, time.time, Said())\n"
+        "book.start(); book.record(incident()); assert book.flush(10)\n"
+        "print('written', flush=True); sys.stdin.read()\n"
+    )
+    root = str(Path(__file__).parents[2])
+    child = subprocess.Popen([sys.executable, "-c", script, str(path), root],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        assert child.stdout.readline() == b"written\n"
+        child.send_signal(signal.SIGKILL)
+    assert (tmp_path / "history.db-wal").stat().st_size > 0
+    assert [row["id"] for row in Reader(path).incidents()] == [incident().id]
+
+
+def test_a_file_that_is_no_history_is_one_sentence_to_a_reader(tmp_path):
+    path = tmp_path / "history.db"
+    path.write_text("no database" * 1000)
+    with pytest.raises(HistoryError, match=r"history\.db: file is not a database, expected the history"):
+        Reader(path).incidents()

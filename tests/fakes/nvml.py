@@ -1,0 +1,61 @@
+"""pynvml with the answers of one NVIDIA H200 (driver 580) with one process on it, and each call refusable."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+
+class NVMLError(Exception):
+    pass
+
+
+class NVMLErrorLibraryNotFound(NVMLError):
+    pass
+
+
+Rows = tuple[tuple[int, int | None], ...]
+
+
+class RecordedNvml:
+    NVMLError = NVMLError
+    NVMLError_LibraryNotFound = NVMLErrorLibraryNotFound
+    NVML_TEMPERATURE_GPU = 0
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+    NVML_VOLATILE_ECC = 0
+
+    def __init__(
+        self, count: int = 1, library: bool = True, refuses: tuple[str, ...] = (), lost: tuple[int, ...] = (),
+        compute: Rows = ((4242, 41_124_102_144),), graphics: Rows = (),
+    ) -> None:
+        self._refuses, self._lost, self._library = refuses, lost, library
+        self._answers: dict[str, Any] = {
+            "nvmlInit": None,
+            "nvmlDeviceGetCount": count,
+            "nvmlDeviceGetHandleByIndex": SimpleNamespace(),
+            "nvmlDeviceGetUUID": "GPU-5f0c2b5e-recorded",
+            "nvmlDeviceGetName": "NVIDIA H200",
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=41_636_724_736, total=150_754_820_096),
+            "nvmlDeviceGetPciInfo": SimpleNamespace(domain=0, bus=0x3B, device=0),
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=37, memory=2),
+            "nvmlDeviceGetTemperature": 34,
+            "nvmlDeviceGetTotalEccErrors": 0,
+            "nvmlDeviceGetComputeRunningProcesses": rows(compute),
+            "nvmlDeviceGetGraphicsRunningProcesses": rows(graphics),
+        }
+
+    def __getattr__(self, call: str) -> Any:
+        def answer(*args: Any) -> Any:
+            if not self._library:
+                raise NVMLErrorLibraryNotFound("NVML Shared Library Not Found")
+            if call in self._refuses:
+                raise NVMLError("Not Supported")
+            if call == "nvmlDeviceGetHandleByIndex" and args[0] in self._lost:
+                raise NVMLError("GPU is lost")
+            return self._answers[call]
+
+        return answer
+
+
+def rows(listed: Rows) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in listed]

@@ -1,0 +1,92 @@
+"""`llm-watchdog check-config`, as its users meet it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from vllm_watchdog.app.check_config import check
+
+GOOD = f"""
+[engines.primary]
+command = [{json.dumps(sys.executable)}, "-m", "vllm_watchdog.sim"]
+model = "a model"
+port = 8100
+gpus = [0]
+api_key = "S3CRET"
+args = {{ max-num-seqs = 64, gpu-memory-utilization = 0.9, hf-token = "S3CRET" }}
+[engines.backup]
+backup_for = "primary"
+port = 8101
+args = {{ max-num-seqs = 16 }}
+[thresholds]
+vram_warn = 0.85
+rss_gib = 8
+rss_slope_mib_per_min = 5
+[alerts.channels.oncall]
+url = "https://example.com/S3CRET"
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(text: str) -> tuple[int, str, str]:
+    Path("config.toml").write_text(text)
+    out, err = StringIO(), StringIO()
+    return check(Path("config.toml"), out, err), out.getvalue(), err.getvalue()
+
+
+def test_a_good_file_shows_each_engines_full_command_line() -> None:
+    status, out, err = run(GOOD)
+    assert (status, err) == (0, "")
+    shown = [shlex.split(line) for line in out.splitlines() if "vllm_watchdog.sim" in line]
+    for argv, port, seqs in zip(shown, ("8100", "8101"), ("64", "16"), strict=True):
+        assert argv == [
+            sys.executable, "-m", "vllm_watchdog.sim", "--model", "a model", "--host", "127.0.0.1", "--port", port,
+            "--max-num-seqs", seqs, "--gpu-memory-utilization", "0.9", "--hf-token", "********",
+        ]
+    assert "engine backup, cold backup for primary: port 8101, GPU 0, log " in out
+
+
+def test_thresholds_are_shown_as_they_hold_for_each_card_and_doubts_are_said() -> None:
+    _, out, _ = run(GOOD)
+    assert "GPU 0: engines take 0.9 of its memory, warn at 0.85, degrade over 0.975 for 120 s\n" in out
+    assert "RSS of an engine: warn at 8 GiB\n" in out
+    assert "warning: thresholds.vram_warn: 0.85 of GPU 0 is crossed as long as its engines take 0.9\n" in out
+
+
+def test_no_secret_is_shown() -> None:
+    status, out, err = run(GOOD)
+    assert status == 0
+    assert "S3CRET" not in out + err
+    assert "VLLM_API_KEY=********" in out
+
+
+def test_a_bad_file_is_told_line_by_line_on_stderr_with_status_2() -> None:
+    status, out, err = run(GOOD.replace("8101", "8100").replace("0.85", "85"))
+    assert (status, out) == (2, "")
+    assert err.splitlines() == [
+        'config.toml: thresholds.vram_warn: is 85, expected "auto" or a share of the card above 0, at most 1',
+        "config.toml: engines.backup.port: 8100 is also engines.primary.port, expected a port of its own",
+    ]
+
+
+@pytest.mark.parametrize("text", [GOOD, GOOD.replace("8101", "8100"), "a ="])
+def test_nothing_is_started_and_nothing_created(here: Path, text: str) -> None:
+    run(text)
+    assert [path.name for path in here.iterdir()] == ["config.toml"]
+
+
+def test_without_a_file_the_usual_places_are_named() -> None:
+    err = StringIO()
+    assert check(None, StringIO(), err) == 2
+    assert err.getvalue().startswith("config.toml: not there, nor is /etc/llm-watchdog/config.toml")

@@ -1,0 +1,216 @@
+"""Starts, stops and kills the processes of one engine, and tells of their end at once.
+
+One thread an engine sleeps in `poll` over three things: commands (in order), the pidfd of the leader (so that `Exited`
+is posted within a millisecond of the death), and the pidfds of what a `Kill` has struck.  The loop's calls only
+enqueue.  The thread blocks on fork and exec alone; it never waits for a process.  Must never signal what is not
+surely ours, and never start a generation while a process of another one of the same engine lives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import select
+import signal
+import threading
+from collections.abc import Callable
+
+from vllm_watchdog.act.leader import Leader, RefusedError, adopt, spawn
+from vllm_watchdog.act.purge import Purge, reap
+from vllm_watchdog.core.commands import Adopt, Kill, Spawn, Term
+from vllm_watchdog.core.events import Emptied, Event, Exited, Spawned, SpawnFailed
+from vllm_watchdog.core.readings import Mark
+from vllm_watchdog.launch import Launch
+from vllm_watchdog.proc import MarkIndex, deliver, holding, listeners
+
+GROUP_AFTER_S = 5.0  # a vLLM asked while it was loading left TERM to the leader unanswered for 90 s
+TIDY_S = 5.0  # how often orphans that ended under us are reaped
+BACKLOG = 64  # the policy has at most a few commands in flight; more is a bug
+PR_SET_CHILD_SUBREAPER = 36  # prctl.h
+
+
+def become_subreaper() -> None:
+    """Orphans of our engines come to us rather than to init.  Raises OSError where the kernel refuses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+class Hands:
+    """The hands of one engine.  `index` is given only by tests that need a fake `/proc`."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        instance: str,
+        post: Callable[[Event], None],
+        clock: Callable[[], float],
+        index: MarkIndex | None = None,
+        group_after_s: float = GROUP_AFTER_S,
+        tidy_s: float = TIDY_S,
+    ) -> None:
+        self._launch, self._instance, self._post, self._clock = launch, instance, post, clock
+        self._index = index or MarkIndex(instance)
+        self._group_after_s, self._tidy_s = group_after_s, tidy_s
+        self._inbox: queue.Queue[Spawn | Adopt | Term | Kill] = queue.Queue(BACKLOG)
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"hands-{launch.name}", daemon=True)
+        self._leader: Leader | None = None
+        self._exited = False  # the leader's death was posted
+        self._purge: Purge | None = None
+        self._group_term_at: float | None = None
+        self._purge_at = self._tidy_at = clock()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def do(self, command: Spawn | Adopt | Term | Kill) -> None:
+        """Never waits.  Raises queue.Full when the backlog is full, which is a bug."""
+        self._inbox.put_nowait(command)
+        os.eventfd_write(self._bell, 1)
+
+    def adopt(self, mark: Mark, pid: int) -> None:
+        """Never waits.  -> Exited at once where the process is not there any more."""
+        self.do(Adopt(mark, pid))
+
+    def stop(self, deadline_s: float) -> None:
+        """Ends the thread.  The engine is left as it is: it outlives us."""
+        self._stopping = True
+        os.eventfd_write(self._bell, 1)
+        self._thread.join(deadline_s)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._sleep()
+            self._notice_death()
+            while not self._inbox.empty():
+                self._carry_out(self._inbox.get_nowait())
+            now = self._clock()
+            if self._purge and now >= self._purge_at:
+                self._purge_once(self._purge)
+            if self._group_term_at is not None and now >= self._group_term_at:
+                self._term_group()
+            if now >= self._tidy_at:
+                self._tidy()
+
+    def _sleep(self) -> None:
+        """Until a command, a death, or the next deadline."""
+        watched = select.poll()
+        watched.register(self._bell, select.POLLIN)
+        if self._leader and not self._exited:
+            watched.register(self._leader.fd, select.POLLIN)
+        for fd in self._purge.fds if self._purge else ():
+            watched.register(fd, select.POLLIN)
+        due = [self._tidy_at]
+        due += [self._purge_at] if self._purge else []
+        due += [self._group_term_at] if self._group_term_at is not None else []
+        ready = {fd for fd, _ in watched.poll(max(0.0, min(due) - self._clock()) * 1000)}
+        if self._bell in ready:
+            os.eventfd_read(self._bell)
+        if self._purge and self._purge.all_died(ready):
+            self._purge_at = self._clock()  # look again at once
+
+    def _notice_death(self) -> None:
+        leader = self._leader
+        if leader and not self._exited and select.select([leader.fd], [], [], 0)[0]:
+            self._exited = True
+            self._group_term_at = None
+            self._post(Exited(self._clock(), leader.mark, leader.code()))
+
+    def _carry_out(self, command: Spawn | Adopt | Term | Kill) -> None:
+        match command:
+            case Spawn(mark):
+                self._spawn(mark)
+            case Adopt(mark, pid):
+                self._adopt(mark, pid)
+            case Term(mark):
+                self._term(mark)
+            case Kill(mark):
+                self._kill(mark)
+
+    def _spawn(self, mark: Mark) -> None:
+        try:
+            self._refuse_a_double()
+            self._refuse_a_taken_port()
+            leader = spawn(self._launch, mark, self._instance)
+        except RefusedError as refused:
+            self._post(SpawnFailed(self._clock(), mark, refused.class_, str(refused)))
+            return
+        self._hold(leader)
+        self._post(Spawned(self._clock(), mark, leader.who.pid))
+
+    def _refuse_a_double(self) -> None:
+        for mark, members in self._index.marked().items():
+            if mark.engine == self._launch.name:
+                raise RefusedError(f"{mark} still runs as PID {members[0].pid}")
+
+    def _refuse_a_taken_port(self) -> None:
+        port, host = self._launch.port, self._launch.host
+        for holder in listeners(port, self._instance, host):
+            raise RefusedError(f"port {port} is held by {holder}", "port_stranger")
+
+    def _adopt(self, mark: Mark, pid: int) -> None:
+        leader = adopt(mark, pid, self._index)
+        if leader:
+            self._hold(leader)
+        else:
+            self._post(Exited(self._clock(), mark, None))
+
+    def _hold(self, leader: Leader) -> None:
+        if self._leader:
+            self._leader.release()
+        self._index.learn(leader.who, leader.mark)
+        self._leader, self._exited = leader, False
+
+    def _led(self, mark: Mark) -> Leader | None:
+        return self._leader if self._leader and self._leader.mark == mark else None
+
+    def _term(self, mark: Mark) -> None:
+        leader = self._led(mark)
+        if leader and not self._exited:
+            leader.send(signal.SIGTERM)
+            self._group_term_at = self._clock() + self._group_after_s
+        else:
+            self._term_members(mark)
+
+    def _term_group(self) -> None:
+        self._group_term_at = None
+        if self._leader and not self._leader.send_group(signal.SIGTERM):
+            self._term_members(self._leader.mark)
+
+    def _term_members(self, mark: Mark) -> None:
+        for who in self._index.marked().get(mark, ()):
+            with holding(who) as fd:
+                if fd is not None:
+                    deliver(fd, signal.SIGTERM)
+
+    def _kill(self, mark: Mark) -> None:
+        if self._purge and self._purge.mark == mark:
+            return
+        if self._purge:
+            self._purge.close()
+        self._group_term_at = None
+        self._purge, self._purge_at = Purge(mark, self._led(mark), self._index), self._clock()
+
+    def _purge_once(self, purge: Purge) -> None:
+        empty = purge.round()
+        self._notice_death()
+        if not empty or (self._led(purge.mark) and not self._exited):  # Exited comes before Emptied
+            self._purge_at = self._clock() + purge.wait_s
+            return
+        purge.close()
+        self._purge = None
+        if leader := self._led(purge.mark):
+            leader.release()
+            self._leader = None
+        self._post(Emptied(self._clock(), purge.mark))
+
+    def _tidy(self) -> None:
+        """Reaps what re-parented to us and ended; but what began a session may be a leader in other hands."""
+        self._tidy_at = self._clock() + self._tidy_s
+        ours = [owned for owned in self._index.owned() if owned.mark.engine == self._launch.name]
+        reap([owned for owned in ours if owned.stat.session != owned.stat.who.pid], self._leader)

@@ -1,0 +1,292 @@
+"""What a bundle holds, part by part: each a function from the scene to text, run in a thread of its own.
+
+A part reads and never changes anything; it may be stuck for ever in a driver or a process's memory map, so nobody
+waits for it beyond its deadline.  It raises AbsentError where this host has no such thing, OSError or OverrunError
+where it could not be read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from vllm_watchdog.act.capture import Capture, OverrunError
+from vllm_watchdog.core.commands import Dump
+from vllm_watchdog.launch import Launch
+from vllm_watchdog.launch import masked as masked_command
+from vllm_watchdog.launch import masked_env
+from vllm_watchdog.proc import marked
+from vllm_watchdog.procfs import read, walk
+
+LOG_LINES, LOG_BYTES = 2000, 1 << 20
+KERNEL_LINES = 500
+MOST_PROCESSES = 32  # of one engine whose stacks are taken: eight cards and their helpers
+MOST_THREADS = 128  # of one process
+PAGE = os.sysconf("SC_PAGE_SIZE")
+VERSION = re.compile(rb"version (\d+\.\d+[\w.+-]*)")
+
+
+class AbsentError(Exception):
+    """This host, or this engine, has no such thing; its text is one clause for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What only the loop knows at the moment of a dump.
+
+    `report` is the status document as JSON text, `samples` CSV lines of the last ten minutes with the heading first,
+    `pids` the processes of the generation with the leader first; empty: not sampled yet.
+    """
+
+    report: str = "{}"
+    samples: tuple[str, ...] = ()
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    dump: Dump
+    context: Context
+    launch: Launch | None
+    instance: str
+    capture: Capture
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes of the generation.  Looked for only where nobody sampled them: that reads environments."""
+        if self.context.pids or self.dump.mark is None:
+            return self.context.pids
+        return tuple(who.pid for who in marked(self.instance).get(self.dump.mark, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`deadline_s`: what a healthy host needs many times over."""
+
+    name: str
+    take: Callable[[Scene, float], str]
+    deadline_s: float
+
+
+def log_tail(scene: Scene, _: float) -> str:
+    return b"\n".join(_tail(_launch(scene).log_path).split(b"\n")[-LOG_LINES - 1 :]).decode(errors="replace")
+
+
+def _tail(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
+        return file.read(LOG_BYTES)
+
+
+def nvidia_smi(scene: Scene, deadline_s: float) -> str:
+    program = shutil.which("nvidia-smi")
+    if not program:
+        raise AbsentError("nvidia-smi is not installed")
+    return _said(scene.capture.run([[program, "-q"]], deadline_s)[0])
+
+
+def gpu_processes(scene: Scene, _: float) -> str:
+    """As last sampled: asking the driver again may hang."""
+    return json.dumps(json.loads(scene.context.report).get("gpus"), indent=2, ensure_ascii=False) + "\n"
+
+
+def ps(scene: Scene, _: float) -> str:
+    """Every process by resident memory.  Of strangers the name alone: their command lines may hold secrets."""
+    rows = sorted(_processes(frozenset(scene.pids)), reverse=True)
+    lines = (f"{rss >> 20:9} {vsz >> 20:9} {pid:8} {ppid:8}  {name}" for rss, vsz, pid, ppid, name in rows)
+    return "\n".join((f"{'RSS_MIB':>9} {'VSZ_MIB':>9} {'PID':>8} {'PPID':>8}  COMMAND", *lines, ""))
+
+
+def _processes(ours: frozenset[int]) -> Iterator[tuple[int, int, int, int, str]]:
+    for stat in walk():
+        pid = stat.who.pid
+        pages = read(pid, "statm").split()
+        if pages:
+            words = read(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0") if pid in ours else []
+            name = masked_command(words) if any(words) else stat.comm
+            yield int(pages[1]) * PAGE, int(pages[0]) * PAGE, pid, stat.ppid, name
+
+
+def metrics(scene: Scene, deadline_s: float) -> str:
+    return _get(_launch(scene).url + "/metrics", deadline_s).decode(errors="replace")
+
+
+def stacks(scene: Scene, deadline_s: float) -> str:
+    """Python stacks by py-spy where it may look, and what the kernel says each thread waits for."""
+    pids = scene.pids[:MOST_PROCESSES]
+    if not scene.dump.stacks or not pids:
+        raise AbsentError("no process of the engine was alive")
+    pictures: list[str] = ["py-spy is not installed"] * len(pids)
+    beside = Path(sys.executable).with_name("py-spy")
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    if program:
+        argvs = [[program, "dump", "--nonblocking", "--pid", str(pid)] for pid in pids]
+        pictures = [_told(taken) for taken in scene.capture.run(argvs, deadline_s * 0.8)]
+    return "\n".join(
+        f"===== PID {pid} ({read(pid, 'comm').decode(errors='replace').strip()})\n{picture}\n{_kernel_view(pid)}"
+        for pid, picture in zip(pids, pictures, strict=True)
+    )
+
+
+def _kernel_view(pid: int) -> str:
+    """State, what it waits for in the kernel, and the kernel's stack where root may see it; thread by thread."""
+    try:
+        tasks = sorted(entry.name for entry in Path(f"/proc/{pid}/task").iterdir())[:MOST_THREADS]
+    except OSError:
+        return "gone\n"
+    blocks = []
+    for task in tasks:
+        status = read(pid, f"task/{task}/status").decode(errors="replace")
+        facts = [line.replace("\t", " ") for line in status.splitlines() if line.startswith(("Name:", "State:"))]
+        wchan = read(pid, f"task/{task}/wchan").decode(errors="replace")
+        stack = read(pid, f"task/{task}/stack").decode(errors="replace")
+        blocks.append(f"thread {task}  {'  '.join(facts)}  waits in {wchan or '?'}\n{stack}")
+    return "\n".join(blocks)
+
+
+def kernel(_: Scene, deadline_s: float) -> str:
+    """The end of the kernel's log.  The oldest record comes first, and a read at the end says EAGAIN."""
+    lines: deque[str] = deque(maxlen=KERNEL_LINES)
+    until = time.monotonic() + deadline_s
+    fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        while time.monotonic() < until:
+            try:
+                lines.append(_kernel_line(os.read(fd, 8192)))
+            except BlockingIOError:
+                break
+            except BrokenPipeError:  # overwritten while we read: the next read goes on behind the gap
+                continue
+    finally:
+        os.close(fd)
+    return "\n".join((*lines, ""))
+
+
+def _kernel_line(record: bytes) -> str:
+    head, _, text = record.decode(errors="replace").partition(";")
+    return f"[{int(head.split(',')[2]) / 1e6:12.6f}] {text.splitlines()[0] if text else ''}"
+
+
+def cgroup(scene: Scene, _: float) -> str:
+    """The memory files of the engine's cgroup, v2 or v1; of ours, in which it ran, where it is dead."""
+    lines = (read(next(iter(scene.pids), 0), "cgroup") or read(os.getpid(), "cgroup")).decode().splitlines()
+    for number, controllers, path in (line.split(":", 2) for line in lines):
+        roots = ("", "unified") if number == "0" else ("memory",) if "memory" in controllers.split(",") else ()
+        for root in roots:
+            folder = Path("/sys/fs/cgroup") / root
+            inside = folder / path.lstrip("/")
+            texts = list(_memory_files(inside if inside.is_dir() else folder))
+            if texts:
+                return f"{inside}\n" + "".join(texts)
+    raise AbsentError("no memory cgroup")
+
+
+def _memory_files(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.glob("memory.*")):
+        try:
+            text = path.read_text()
+        except OSError:
+            continue  # some can only be written to
+        yield f"-- {path.name}\n{text}"
+
+
+def engine(scene: Scene, deadline_s: float) -> str:
+    launch, mark = _launch(scene), scene.dump.mark
+    facts = {
+        "engine": launch.name,
+        "generation": mark.generation if mark else None,
+        "command": masked_command(launch.argv),
+        "environment": masked_env(launch.env),
+        "cwd": str(launch.cwd),
+        "version": _version(launch, deadline_s / 2),
+        "url": launch.url,
+        "log": str(launch.log_path),
+        "pids": scene.pids,
+        "reason": scene.dump.reason,
+    }
+    return json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+
+
+def _version(launch: Launch, deadline_s: float) -> str | None:
+    """Asked of the engine; of its log where it does not answer."""
+    try:
+        return str(json.loads(_get(launch.url + "/version", deadline_s))["version"])
+    except (OSError, ValueError, LookupError, TypeError, OverrunError):
+        try:
+            found = VERSION.findall(_tail(launch.log_path))
+        except OSError:
+            return None
+        return found[-1].decode() if found else None
+
+
+def samples(scene: Scene, _: float) -> str:
+    if not scene.context.samples:
+        raise AbsentError("nothing was sampled yet")
+    return "\n".join((*scene.context.samples, ""))
+
+
+def report(scene: Scene, _: float) -> str:
+    return scene.context.report
+
+
+PARTS = (
+    Part("log-tail.txt", log_tail, 5),
+    Part("nvidia-smi-q.txt", nvidia_smi, 6),  # 95 ms on a healthy H200
+    Part("gpu-processes.json", gpu_processes, 5),
+    Part("ps.txt", ps, 5),
+    Part("vllm-metrics.txt", metrics, 4),
+    Part("stacks.txt", stacks, 8),
+    Part("kernel.txt", kernel, 5),
+    Part("cgroup.txt", cgroup, 5),
+    Part("engine.json", engine, 4),
+    Part("samples.csv", samples, 5),
+    Part("report.json", report, 5),
+)
+NAMES = frozenset(part.name for part in PARTS)
+
+
+def _launch(scene: Scene) -> Launch:
+    if scene.launch is None:
+        raise AbsentError("no engine is concerned")
+    return scene.launch
+
+
+def _said(taken: bytes | OverrunError) -> str:
+    if isinstance(taken, OverrunError):
+        raise taken
+    return taken.decode(errors="replace")
+
+
+def _told(taken: bytes | OverrunError) -> str:
+    return str(taken) if isinstance(taken, OverrunError) else taken.decode(errors="replace").rstrip()
+
+
+def _get(url: str, deadline_s: float, limit: int = 4 << 20) -> bytes:
+    """The body of an answer.  HTTP/1.0, so that it is not chunked; one deadline for all of it, drips included."""
+    until = time.monotonic() + deadline_s
+    where = urlsplit(url)
+    answer = bytearray()
+    with socket.create_connection((where.hostname or "", where.port or 80), deadline_s) as connection:
+        connection.sendall(f"GET {where.path} HTTP/1.0\r\nHost: {where.netloc}\r\n\r\n".encode())
+        while len(answer) < limit:
+            if not select.select([connection], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise OverrunError(f"{where.path} gave no whole answer in {deadline_s:.0f} s")
+            part = connection.recv(65536)
+            if not part:
+                break
+            answer += part
+    head, _, body = bytes(answer).partition(b"\r\n\r\n")
+    if b" 200 " not in head.split(b"\r\n", 1)[0]:
+        raise OSError(f"{where.path} answered {head[:80].decode(errors='replace').splitlines()[:1]}")
+    return body

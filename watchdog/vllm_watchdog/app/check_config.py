@@ -1,0 +1,69 @@
+"""`llm-watchdog check-config`: what would be started, in full, or everything that is wrong.
+
+Starts nothing, creates nothing; blocks only on reading the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from vllm_watchdog.config import ConfigError, Launch, Settings, load
+from vllm_watchdog.config_levels import card_shares
+from vllm_watchdog.core.plan import Plan
+from vllm_watchdog.launch import masked, masked_env
+
+OK, BAD = 0, 2
+
+
+def check(path: Path | None, out: TextIO, err: TextIO) -> int:
+    """Prints the checked configuration to `out`, or a line for each problem to `err`.  Returns the exit status."""
+    try:
+        settings = load(path)
+    except ConfigError as error:
+        print(*error.problems, sep="\n", file=err)
+        return BAD
+    print(*_lines(settings), sep="\n", file=out)
+    return OK
+
+
+def _lines(settings: Settings) -> Iterator[str]:
+    plan = settings.plan(seed=0)
+    for name, launch in settings.launches().items():
+        yield from _engine(settings, name, launch)
+    yield from _thresholds(plan)
+    yield f"alerts: {', '.join(settings.alerts.channels) or 'no channel, nobody is told'}"
+    yield f"state in {settings.daemon.state_dir}, logs in {settings.daemon.log_dir}"
+    yield from (f"warning: {line}" for line in settings.warnings())
+
+
+def _engine(settings: Settings, name: str, launch: Launch) -> Iterator[str]:
+    primary = settings.engines[name].backup_for
+    role = f", {settings.engine(name).standby} backup for {primary}" if primary else ""
+    yield f"engine {name}{role}: port {launch.port}, {_cards(launch.gpus)}, log {launch.log_path}"
+    yield f"  {masked(launch.argv)}"
+    if launch.env:
+        yield f"  environment: {masked_env(launch.env)}"
+    yield ""
+
+
+def _cards(gpus: tuple[int, ...]) -> str:
+    return f"GPU {', '.join(map(str, gpus))}" if gpus else "no GPU assigned"
+
+
+def _thresholds(plan: Plan) -> Iterator[str]:
+    levels = plan.thresholds
+    warn, degrade = dict(levels.vram_warn), dict(levels.vram_degrade)
+    for gpu, share in card_shares(plan.engines).items():
+        yield (
+            f"GPU {gpu}: engines take {share:g} of its memory, warn at {warn[gpu]:g}, "
+            f"degrade over {degrade[gpu]:g} for {levels.degrade_after_s:g} s"
+        )
+    yield f"growth over the level {levels.warm_up_s:g} s after ready: warn at {levels.vram_growth:g} of a card"
+    yield f"KV cache: warn over {levels.kv_cache:g} for {levels.kv_cache_after_s:g} s"
+    if levels.rss_bytes is not None:
+        yield f"RSS of an engine: warn at {levels.rss_bytes / 2**30:g} GiB"
+    if levels.rss_slope_mib_per_min is not None:
+        yield f"RSS of an engine: warn when it grows by {levels.rss_slope_mib_per_min:g} MiB a minute"
+    yield f"disk of the logs: warn under {levels.disk_free_bytes / 2**30:g} GiB free"

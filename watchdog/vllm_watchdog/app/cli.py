@@ -1,0 +1,249 @@
+"""`llm-watchdog`: one small function a command.  Imports what a command needs where it needs it: `status` stays quick.
+
+Exit codes: 0 done; 1 it was refused or went wrong; 2 bad input.  `status`: 0 healthy, 1 degraded, 3 down, 4 no daemon.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+OPERATOR_WAIT_S = 15.0
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    options = _parser().parse_args(argv)
+    command: Command = options.command
+    try:
+        return command(options)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())     # `| head` is not an error
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def fail(text: str, code: int = 2) -> int:
+    print(text, file=sys.stderr)
+    return code
+
+
+def _settings(options: argparse.Namespace) -> Any:
+    """The settings, or an exit with one line a problem."""
+    from vllm_watchdog.config import ConfigError, load
+
+    try:
+        return load(options.config)
+    except ConfigError as error:
+        raise SystemExit(fail("\n".join(error.problems))) from None
+
+
+# -- the daemon
+
+def _run(options: argparse.Namespace) -> int:
+    from vllm_watchdog.tell.lock import Busy
+    from vllm_watchdog.tell.wire import ControlError
+
+    settings = _settings(options)
+    from vllm_watchdog.app.daemon import Daemon
+
+    try:
+        return Daemon(settings).run()
+    except (Busy, ControlError) as error:
+        return fail(str(error), 1)
+    except OSError as error:
+        return fail(f"{error.filename or 'llm-watchdog'}: {error.strerror or error}", 1)
+
+
+def _check_config(options: argparse.Namespace) -> int:
+    from vllm_watchdog.app.check_config import check
+
+    return check(options.config, sys.stdout, sys.stderr)
+
+
+def _classify(options: argparse.Namespace) -> int:
+    from vllm_watchdog.app.classify import classify
+
+    return classify(options.files, options.json, sys.stdout)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from vllm_watchdog.app.demo import demo
+
+    return demo(sys.stdout, keep=options.keep)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from vllm_watchdog.app.replay import parsed, replay
+
+    lines: list[str] = []
+    try:
+        for path in options.journal:
+            lines += Path(path).read_text("utf-8", "replace").splitlines(keepends=True)
+        done = replay(parsed(lines))
+    except OSError as error:
+        return fail(f"{error.filename}: {error.strerror}")
+    except ValueError as error:
+        return fail(f"{options.journal[-1]}: {error}")
+    if done.difference is None:
+        print(f"{done.events} events, {done.decisions} decisions: the same")
+        return 0
+    print(f"line {done.difference.line}: first difference\n  then: {done.difference.then}\n  now:  {done.difference.now}")
+    return 1
+
+
+# -- asking the daemon
+
+def _ask(options: argparse.Namespace, request: dict[str, Any], deadline_s: float = 5.0) -> dict[str, Any]:
+    from vllm_watchdog.tell.client import Unreachable, call
+
+    try:
+        return call(_settings(options).daemon.socket, request, deadline_s)
+    except Unreachable as error:
+        raise SystemExit(fail(str(error), 4)) from None
+
+
+def _status(options: argparse.Namespace) -> int:
+    import json
+
+    from vllm_watchdog.app import show
+
+    answer = _ask(options, {"verb": "status"})
+    print(json.dumps(answer, indent=1, ensure_ascii=False) if options.json else show.status(answer))
+    return {"healthy": 0, "degraded": 1}.get(answer.get("health", ""), 3)
+
+
+def _incidents(options: argparse.Namespace) -> int:
+    """From the history file, so it answers without a daemon too."""
+    import json
+
+    from vllm_watchdog.app import show
+    from vllm_watchdog.tell.history import HistoryError, Reader
+
+    settings = _settings(options)
+    reader = Reader(settings.daemon.log_dir / "history.db")
+    folder = settings.daemon.log_dir / "incidents"
+    try:
+        found: Any = reader.incident(options.id) if options.id else reader.incidents(options.limit)
+    except HistoryError as error:
+        return fail(str(error), 1)
+    if options.id and found is None:
+        return fail(f"no incident {options.id!r}; `llm-watchdog incidents` lists them")
+    if options.json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+    else:
+        print(show.incident(found, folder) if options.id else show.incidents(found))
+    return 0
+
+
+def _events(options: argparse.Namespace) -> int:
+    from vllm_watchdog.app.daemon import worded
+    from vllm_watchdog.tell.client import Unreachable, stream
+    from vllm_watchdog.tell.journal import files, read
+
+    settings = _settings(options)
+    said = (line for path in files(settings.daemon.log_dir / "journal")[-2:] for line in read(path) if "say" in line)
+    for line in deque(said, maxlen=options.lines):
+        print(worded(line))
+    if not options.follow:
+        return 0
+    try:
+        for line in stream(settings.daemon.socket, {"verb": "events"}):
+            print(worded(line), flush=True)
+    except Unreachable as error:
+        return fail(str(error), 4)
+    return 0
+
+
+def _logs(options: argparse.Namespace) -> int:
+    from vllm_watchdog.app.show_log import show_log
+
+    settings = _settings(options)
+    launch = settings.launches().get(options.engine)
+    if launch is None:
+        return fail(f"no engine {options.engine!r} is configured; there are: {', '.join(settings.launches())}")
+    return show_log(launch.log_path, options.lines, options.follow, sys.stdout)
+
+
+def _operate(options: argparse.Namespace) -> int:
+    request = {"verb": options.verb, "engine": getattr(options, "engine", None), "text": getattr(options, "reason", "")}
+    answer = _ask(options, {key: value for key, value in request.items() if value}, OPERATOR_WAIT_S)
+    print(answer.get("text", ""))
+    return 0 if answer.get("ok") else 1
+
+
+def _alert_test(options: argparse.Namespace) -> int:
+    from vllm_watchdog.app.alert_test import test
+
+    return test(_settings(options), options.channel, sys.stdout)
+
+
+# -- the command line
+
+def _parser() -> argparse.ArgumentParser:
+    from vllm_watchdog import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="llm-watchdog", description="A host-level watchdog daemon for vLLM: launches, watches, proves, restarts, fails over.")
+    parser.add_argument("--version", action="version", version=f"llm-watchdog {__version__}")
+    sub = parser.add_subparsers(required=True, metavar="COMMAND")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--config", type=Path, metavar="PATH", help="default: ./config.toml, then /etc/llm-watchdog/config.toml")
+
+    def add(name: str, command: Command, text: str, configured: bool = True) -> argparse.ArgumentParser:
+        one = sub.add_parser(name, help=text, description=text, parents=[common] if configured else [])
+        one.set_defaults(command=command, verb=name)
+        return one
+
+    add("run", _run, "the daemon, in the foreground")
+    add("check-config", _check_config, "validate the configuration and print each engine's full command line")
+    status = add("status", _status, "engines, GPUs, route, open incidents, alert channels")
+    status.add_argument("--json", action="store_true")
+    listing = add("incidents", _incidents, "the history of incidents, or one of them")
+    listing.add_argument("id", nargs="?")
+    listing.add_argument("--json", action="store_true")
+    listing.add_argument("--limit", type=_count, default=20, metavar="N")
+    logs = add("logs", _logs, "an engine's log with the findings marked")
+    logs.add_argument("engine")
+    for one in (logs, add("events", _events, "the journal in words")):
+        one.add_argument("-f", "--follow", action="store_true")
+        one.add_argument("-n", "--lines", type=_count, default=50, metavar="N")
+    snapshot = add("snapshot", _operate, "write an evidence bundle now")
+    snapshot.add_argument("engine", nargs="?")
+    snapshot.add_argument("--reason", default="", metavar="TEXT")
+    add("restart", _operate, "stop and start an engine; its failures are forgiven").add_argument("engine")
+    for name, text in (("failover", "let the backup serve"), ("failback", "let the primary serve again")):
+        add(name, _operate, text).add_argument("engine", nargs="?")
+    add("pause", _operate, "stop automatic actions, not watching")
+    add("resume", _operate, "automatic actions again")
+    alert = add("alert", _alert_test, "send a test message and print the receiver's answer")
+    alert.add_argument("test", choices=["test"])
+    alert.add_argument("channel", nargs="?")
+    classify = add("classify", _classify, "read any vLLM log and print the verdict with the lines that prove it", False)
+    classify.add_argument("files", nargs="+", metavar="FILE")
+    classify.add_argument("--json", action="store_true")
+    add("replay", _replay, "fold a recorded journal again; print the first difference", False).add_argument(
+        "journal", nargs="+", metavar="JOURNAL")
+    demo = add("demo", _demo, "the main job on this machine with a stand-in engine: boots, breaks, fails over", False)
+    demo.add_argument("--keep", action="store_true", help="keep the folder with its logs and evidence")
+    return parser
+
+
+def _count(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        if 0 < (number := int(text)) <= 100_000:
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 to 100000")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

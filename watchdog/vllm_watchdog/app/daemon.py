@@ -1,0 +1,275 @@
+"""The wiring: makes every adapter, gives each command its executor, starts and stops all of it.
+
+The only file that knows every module.  What blocks runs in the adapters' own threads; the loop runs in the main thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any, Protocol
+
+from vllm_watchdog.act.evidence import BundleLimits, Context, Evidence
+from vllm_watchdog.act.hands import Hands, become_subreaper
+from vllm_watchdog.act.survey import survey
+from vllm_watchdog.app import channels
+from vllm_watchdog.app.clock import Sampling
+from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
+from vllm_watchdog.app.samples import Samples
+from vllm_watchdog.config import Settings
+from vllm_watchdog.core import commands as c
+from vllm_watchdog.core.codec import encode
+from vllm_watchdog.core.events import Booted, Event, HostSampled, StopAsked
+from vllm_watchdog.core.policy import HAS_CHILD
+from vllm_watchdog.core.report import report
+from vllm_watchdog.core.world import World, remembered
+from vllm_watchdog.launch import Launch
+from vllm_watchdog.proc import MarkIndex, instance_of
+from vllm_watchdog.sense.gpu import GpuSense
+from vllm_watchdog.sense.host import HostSense
+from vllm_watchdog.sense.kernel import KernelSense
+from vllm_watchdog.sense.logtail import LogTail
+from vllm_watchdog.sense.probe import ProbeSense
+from vllm_watchdog.tell.control import Control
+from vllm_watchdog.tell.history import History, Reader
+from vllm_watchdog.tell.journal import Journal, iso
+from vllm_watchdog.tell.ledger import Ledger
+from vllm_watchdog.tell.lock import Lock
+from vllm_watchdog.tell.outbox import Outbox
+from vllm_watchdog.tell.page import Pages
+from vllm_watchdog.tell.store import Store, load
+from vllm_watchdog.tell.systemd import Notifier
+
+HEALTH_TIMEOUT_S = 5.0      # a server with a thousand new requests was seen to need seconds for /health
+GPU_SILENT_PERIODS = 3
+LEAVE_S = 5.0               # to write the last lines down when everything has stopped
+
+
+class Part(Protocol):
+    def start(self) -> None: ...
+    def stop(self, deadline_s: float) -> Any: ...
+
+
+class Daemon:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.inbox: SimpleQueue[Event] = SimpleQueue()
+        self.instance = instance_of(settings.daemon.state_dir)
+        self.samples = Samples()
+        self._saved: Any = None
+        self._status = ""
+        self._parts: list[Part] = []
+        self._tell()
+        self._sense()
+        self._act()
+        self._execute: dict[type[c.Command], Callable[[Any], None]] = {
+            c.Spawn: self._spawn, c.Adopt: self._adopt, c.Term: self._term, c.Kill: self._kill,
+            c.Drain: lambda command: self.tails[command.mark.engine].drain(command.mark),
+            c.Ask: lambda command: self.probes[command.mark.engine].ask(command.mark, command.deadline_s),
+            c.SampleGpus: lambda _: self.gpus.wake(asked=True),
+            c.Dump: lambda command: self.evidence.do(command, self._context(command)),
+            c.Record: self._record,
+            c.Alert: self.outbox.tell, c.Answer: self.control.answer, c.Say: self._decided, c.Quit: lambda _: None,
+        }
+        outlets = Outlets(self.journal.event, self._carry_out, self._publish, self.notifier.watchdog)
+        self.loop = Loop(self.inbox, outlets)
+
+    @property
+    def world(self) -> World:
+        """The newest world.  It is frozen, so any thread may read it."""
+        return self.loop.world
+
+    def _part(self, part: Any) -> Any:
+        self._parts.append(part)
+        return part
+
+    # -- what it is made of
+
+    def _tell(self) -> None:
+        daemon = self.settings.daemon
+        self.notifier = Notifier.from_environ(os.environ)
+        self.journal: Journal = self._part(Journal(daemon.log_dir / "journal", time.monotonic, time.time, tap=self._tap))
+        self.store: Store = self._part(Store(daemon.state_dir / "state.json", time.monotonic, self.say))
+        self.history: History = self._part(History(daemon.log_dir / "history.db", time.monotonic, time.time, self.say))
+        self.outbox: Outbox = self._part(Outbox(
+            channels.webhooks(self.settings), Ledger(self.history), channels.writer(self.settings).payload,
+            time.monotonic, time.time, self.say))
+        self.pages: Pages = self._part(Pages(self._incidents_dir, time.monotonic, self.say))
+        reader = Reader(daemon.log_dir / "history.db")
+        self.control: Control = self._part(Control(
+            daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say))
+
+    def _sense(self) -> None:
+        daemon, post, clock = self.settings.daemon, self.inbox.put, time.monotonic
+        self.gpus: GpuSense = self._part(
+            GpuSense(post, clock, self.instance, GPU_SILENT_PERIODS * max(daemon.sample_s, 1.0)))
+        self.host: HostSense = self._part(HostSense(self._host_sampled, clock, MarkIndex(self.instance), daemon.log_dir))
+        self.kernel: KernelSense = self._part(KernelSense(post, clock))
+        self.launches: dict[str, Launch] = self.settings.launches()
+        self.probes: dict[str, ProbeSense] = {
+            name: self._part(ProbeSense(launch, post, clock, self.instance, HEALTH_TIMEOUT_S))
+            for name, launch in self.launches.items()
+        }
+        self.tails: dict[str, LogTail] = {
+            name: self._part(LogTail(name, launch.log_path, daemon.state_dir / f"{name}.offset", post, clock))
+            for name, launch in self.launches.items()
+        }
+        self.sampling = self._part(Sampling(daemon.sample_s, (self.gpus.wake, self.host.wake, self._wake_probes)))
+
+    def _act(self) -> None:
+        post, clock = self.inbox.put, time.monotonic
+        self.hands: dict[str, Hands] = {
+            name: self._part(Hands(launch, self.instance, post, clock)) for name, launch in self.launches.items()
+        }
+        self.evidence: Evidence = self._part(
+            Evidence(self._incidents_dir, self.launches, post, clock, BundleLimits(
+                self.settings.evidence.max_bundles, int(self.settings.evidence.max_gib * 2**30))))
+
+    @property
+    def _incidents_dir(self) -> Path:
+        return self.settings.daemon.log_dir / "incidents"
+
+    # -- one life
+
+    def run(self) -> int:
+        """Until everything is stopped.  Raises Busy, ControlError, OSError when it can't even begin."""
+        daemon = self.settings.daemon
+        lock = Lock.acquire(daemon.state_dir / "lock")
+        try:
+            become_subreaper()
+            memory = load(daemon.state_dir / "state.json", time.time(), self.say)
+            booted = Booted(
+                at=time.monotonic(), plan=self.settings.plan(host_seed()), wall_offset=time.time() - time.monotonic(),
+                boot_id=boot_id(), memory=memory, survivors=survey(self.instance),
+            )
+            for part in self._parts:
+                part.start()
+            self._listen_to_signals()
+            self.notifier.ready("watching")
+            self.loop.run(booted)
+            self.notifier.stopping("stopped")
+        finally:
+            end = time.monotonic() + LEAVE_S
+            for part in reversed(self._parts):
+                part.stop(max(end - time.monotonic(), 0.1))
+            lock.release()
+        return 0
+
+    def _listen_to_signals(self) -> None:
+        def ask(number: int, _: FrameType | None) -> None:
+            self.inbox.put(StopAsked(time.monotonic(), signal.Signals(number).name))     # SimpleQueue.put is reentrant
+
+        signal.signal(signal.SIGTERM, ask)
+        signal.signal(signal.SIGINT, ask)
+
+    # -- what the loop hands out
+
+    def _carry_out(self, command: c.Command) -> None:
+        self._execute[type(command)](command)
+
+    def _publish(self, world: World) -> None:
+        """What must survive is written when it changed; systemd shows one line."""
+        if (memory := remembered(world)) != self._saved:
+            self._saved = memory
+            self.store.save(memory)
+        status = ", ".join(f"{engine.name} {engine.phase}" for engine in world.engines)
+        if status != self._status:
+            self._status = status
+            self.notifier.status(status)
+
+    def report(self) -> dict[str, Any]:
+        return report(self.world) | {
+            "alerts": [encode(state) for state in self.outbox.states()],
+            "pid": os.getpid(),
+        }
+
+    def _record(self, command: c.Record) -> None:
+        self.history.record(command.incident)
+        self.pages.write(command.incident)
+
+    def _spawn(self, command: c.Spawn) -> None:
+        self.tails[command.mark.engine].follow(command.mark, from_start_of_file=False)
+        self.hands[command.mark.engine].do(command)
+
+    def _adopt(self, command: c.Adopt) -> None:
+        self.tails[command.mark.engine].follow(command.mark, from_start_of_file=False)
+        self.hands[command.mark.engine].adopt(command.mark, command.pid)
+
+    def _term(self, command: c.Term) -> None:
+        self.tails[command.mark.engine].asked_to_stop(command.mark)
+        self.hands[command.mark.engine].do(command)
+
+    def _kill(self, command: c.Kill) -> None:
+        """A stray of an engine's older generation, or of one that is configured no more, gets hands of its own."""
+        mark = command.mark
+        if mark in self.world.strays or mark.engine not in self.hands:
+            launch = next(iter(self.launches.values()))
+            hands = self._part(Hands(launch, self.instance, self.inbox.put, time.monotonic))
+            hands.start()
+            hands.do(command)
+        else:
+            self.hands[mark.engine].do(command)
+
+    # -- samples, journal, log
+
+    def _wake_probes(self) -> None:
+        for engine in self.world.engines:
+            if engine.pid and engine.phase in HAS_CHILD:
+                self.probes[engine.name].wake(engine.mark)
+
+    def _host_sampled(self, event: Event) -> None:
+        self.inbox.put(event)
+        if isinstance(event, HostSampled):
+            for sample in self.samples.take(self.world):
+                self.history.sample(sample)
+
+    def _context(self, command: c.Dump) -> Context:
+        mark = command.mark
+        engine = self.world.engine(mark.engine) if mark and mark.engine in self.launches else None
+        tree = engine.tree if engine and engine.mark == mark else None
+        return Context(
+            report=json.dumps(report(self.world), indent=1, ensure_ascii=False),
+            samples=self.samples.rows(),
+            gpus=json.dumps(encode(self.world.gpus), indent=1),
+            pids=tuple(process.pid for process in tree.processes) if tree else (),
+        )
+
+    def _decided(self, command: c.Say) -> None:
+        fields = dict(command.fields)
+        self.journal.write({"at": round(self.world.at, 6), "say": command.name, "decided": True} | fields)
+
+    def say(self, name: str, /, **fields: str | float) -> None:
+        """What an adapter has to say for itself."""
+        self.journal.say(name, **fields)
+
+    def _tap(self, line: dict[str, Any]) -> None:
+        """Every journal line that is in words also goes to standard error, and to whoever follows `events`."""
+        if "say" not in line:
+            return
+        self.control.publish(line)
+        print_line(line)
+
+
+def print_line(line: dict[str, Any]) -> None:
+    """`2026-11-29T14:41:57.123Z engine.phase engine=primary#2 was=loading now=serving`"""
+    sys.stderr.write(worded(line) + "\n")
+    sys.stderr.flush()
+
+
+def worded(line: dict[str, Any]) -> str:
+    """A journal line in words, with its fields in order."""
+    left_out = ("wall", "at", "say", "decided")
+    fields = " ".join(f"{key}={_quoted(value)}" for key, value in line.items() if key not in left_out)
+    return f"{line.get('wall') or iso(time.time())} {line['say']} {fields}".rstrip()
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if " " in text or "=" in text or '"' in text else text

@@ -1,0 +1,81 @@
+"""The loop: wait for an event until the nearest deadline, decide, hand each command on without waiting, publish.
+
+It opens no file and no socket and takes no lock that somebody else holds.  systemd is told `WATCHDOG=1` at the end of a
+turn, from here only, so that a loop that hangs is noticed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+
+from vllm_watchdog.core.advance import advance
+from vllm_watchdog.core.commands import Command, Quit
+from vllm_watchdog.core.events import Booted, ClockSet, Event, Tick
+from vllm_watchdog.core.world import World, next_deadline
+
+IDLE_S = 1.0            # the longest wait: the wall clock is compared, and systemd is told, at least this often
+STEPPED_S = 0.5         # a wall clock that moved by more than this against the monotonic one was stepped
+KEEP_UP = 200           # events taken in one go before the world is published again
+
+
+@dataclass(frozen=True, slots=True)
+class Outlets:
+    """Where a turn's results go.  None of them may block."""
+
+    journal: Callable[[Event], None]
+    execute: Callable[[Command], None]
+    publish: Callable[[World], None]
+    alive: Callable[[], None]
+
+
+class Loop:
+    def __init__(self, inbox: SimpleQueue[Event], outlets: Outlets,
+                 clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+        self._inbox, self._outlets, self._clock, self._wall = inbox, outlets, clock, wall
+        self.world = World()
+
+    def run(self, booted: Booted) -> None:
+        """Until the world says Quit."""
+        over = self._turn(booted)
+        while not over:
+            over = any(self._turn(event) for event in self._next())
+            self._outlets.publish(self.world)
+            self._outlets.alive()
+
+    def _next(self) -> list[Event]:
+        """The events that are there, oldest first; a Tick when none came before the nearest deadline."""
+        wait_s = min(max(next_deadline(self.world) - self._clock(), 0.0), IDLE_S)
+        try:
+            events = [self._inbox.get(timeout=wait_s)]
+        except Empty:
+            events = [Tick(self._clock())]
+        while len(events) < KEEP_UP and not self._inbox.empty():
+            events.append(self._inbox.get())
+        offset = self._wall() - self._clock()
+        if abs(offset - self.world.wall_offset) > STEPPED_S:
+            events.append(ClockSet(self._clock(), offset))
+        return events
+
+    def _turn(self, event: Event) -> bool:
+        """One event.  Threads stamp their events themselves, so one may be older than the last: time never runs back."""
+        event = replace(event, at=max(event.at, self.world.at))
+        self.world, commands = advance(self.world, event)
+        self._outlets.journal(event)
+        for command in commands:
+            self._outlets.execute(command)
+        return any(isinstance(command, Quit) for command in commands)
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot; monotonic instants mean something only within it."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def host_seed() -> int:
+    """Differs from host to host, and stays the same on one."""
+    return sum(os.uname().nodename.encode()) % 1000

@@ -1,0 +1,123 @@
+"""What a value of the settings may be: numbers with their limits, names, addresses, folders.
+
+A number, switch or list from the environment comes as text and is read as JSON; from the file, text is no number.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, SecretStr
+
+from vllm_watchdog.config_sources import Text
+from vllm_watchdog.launch import Arg
+
+DAY_S = 86_400
+
+
+def _read(value: object) -> object:
+    """A number, switch or list that came as text, from the environment."""
+    if isinstance(value, Text):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def _plain(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("holds a line break or a control character, expected plain text")
+    return str(value)
+
+
+def _name(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,31}", value):
+        raise ValueError("not a name, expected at most 32 of a-z 0-9 _ -, a letter or digit first")
+    if value in ("host", "gpu"):
+        raise ValueError('a name with a meaning of its own in reports, expected another than "host" and "gpu"')
+    return str(value)
+
+
+def _variable(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("not the name of a variable, expected letters, digits and _")
+    return str(value)
+
+
+def _flag(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._+-]*", value):
+        raise ValueError("not a flag, expected its long name without the dashes in front")
+    return str(value)
+
+
+def _arg(value: object) -> Arg:
+    """What a flag of vLLM can be given: it must fit into JSON, and hold nothing that no command line can."""
+    value = _read(value)
+    items: list[object] = value if isinstance(value, list) else [value]
+    fits = items != [] and all(isinstance(item, bool | int | float | str | dict) for item in items)
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):     # a date, nan, a thousand brackets
+        fits = False
+    if not fits:
+        raise ValueError("not for a flag, expected true, false, a number, text, a table, or a list of them")
+    if "\\u0000" in text:
+        raise ValueError("holds a NUL character, expected plain text")
+    return value  # type: ignore[return-value]  # narrowed item by item
+
+
+def _share_or_auto(value: object) -> float | Literal["auto"]:
+    value = _read(value)
+    if value == "auto":
+        return "auto"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError('is not a number, expected "auto" or a share of the card above 0, at most 1')  # noqa: TRY004
+    if not 0 < value <= 1:
+        raise ValueError(f'is {value!r:.20}, expected "auto" or a share of the card above 0, at most 1')
+    return float(value)
+
+
+def _web_address(value: SecretStr) -> SecretStr:
+    try:
+        parts = urlsplit(value.get_secret_value())
+        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or not value.get_secret_value().isprintable() or " " in value.get_secret_value():
+        raise ValueError("not a web address, expected https://… or http://…")
+    return value
+
+
+def _secret_line(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value().isprintable():
+        raise ValueError("holds a line break or a control character, expected one line")
+    return value
+
+
+READ = BeforeValidator(_read)
+Number = Field(strict=True, gt=0, allow_inf_nan=False)
+Seconds = Annotated[float, READ, Number, Field(le=DAY_S)]      # nothing that guards a service waits longer than a day
+Share = Annotated[float, READ, Number, Field(le=1)]            # 1 is never crossed: off
+Gib = Annotated[float, READ, Number, Field(le=1 << 20)]
+Count = Annotated[int, READ, Field(strict=True, ge=0, le=1000)]
+Port = Annotated[int, READ, Field(strict=True, ge=1024, le=65535)]     # vLLM refuses ports under 1024
+Plain = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_plain)]
+Name = Annotated[str, AfterValidator(_name)]
+Folder = Annotated[Path, AfterValidator(lambda path: Path.cwd() / path)]
+Command = Annotated[tuple[Plain, ...], READ, Field(min_length=1, max_length=100)]
+Cards = Annotated[tuple[Annotated[int, Field(strict=True, ge=0, le=1023)], ...], READ, Field(max_length=64)]
+Args = dict[Annotated[str, AfterValidator(_flag)], Annotated[Any, PlainValidator(_arg)]]
+Env = dict[Annotated[str, AfterValidator(_variable)], Annotated[str, AfterValidator(_plain)]]
+Line = Annotated[str, AfterValidator(_plain)]
+Secret = Annotated[SecretStr, Field(min_length=1), AfterValidator(_secret_line)]
+Url = Annotated[SecretStr, AfterValidator(_web_address)]
+Level = Annotated[float | Literal["auto"], PlainValidator(_share_or_auto)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)

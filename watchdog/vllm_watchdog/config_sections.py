@@ -1,0 +1,124 @@
+"""The tables of the settings, one class each: every key with its type, limits and default.
+
+Defaults that the core knows are the core's (`core.plan`); nothing is said twice.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from vllm_watchdog.config_fields import (
+    DAY_S,
+    READ,
+    Args,
+    Cards,
+    Command,
+    Count,
+    Env,
+    Folder,
+    Gib,
+    Level,
+    Line,
+    Name,
+    Number,
+    Plain,
+    Port,
+    Seconds,
+    Secret,
+    Section,
+    Share,
+    Url,
+)
+from vllm_watchdog.core.plan import Failback, FailoverPlan, Limits, Plan, Thresholds
+
+LIMITS, LEVELS, FAILOVER, PLAN = Limits(), Thresholds(), FailoverPlan(), Plan()
+GIB = 1 << 30
+
+
+class Daemon(Section):
+    state_dir: Folder = Path("logs/state")
+    log_dir: Folder = Path("logs")
+    sample_s: Annotated[float, READ, Field(strict=True, ge=0.1, le=60)] = PLAN.sample_s
+    socket: Path = Path("control.sock")
+
+    @field_validator("socket")
+    @classmethod
+    def _in_state_dir(cls, value: Path, info: ValidationInfo) -> Path:
+        folder: Path = info.data.get("state_dir", Path.cwd())
+        return folder / value
+
+
+class Engine(Section):
+    """As written.  What a backup inherits is laid under it by `Settings.engine`."""
+
+    command: Command = ("vllm", "serve")
+    model: Line = ""                    # empty: missing, or the primary's
+    host: Plain = "127.0.0.1"
+    port: Annotated[Port, Field(validate_default=False)] = 0    # 0: missing
+    gpus: Cards = ()
+    args: Args = Field(default_factory=dict)
+    env: Env = Field(default_factory=dict)
+    api_key: Secret | None = None
+    backup_for: str | None = None
+    standby: Literal["cold"] = "cold"
+    load_timeout_s: Seconds = LIMITS.load_s
+    load_idle_s: Seconds = LIMITS.load_idle_s
+    stop_timeout_s: Seconds = LIMITS.stop_s
+
+
+class Levels(Section):
+    """`core.plan.Thresholds` as written."""
+
+    vram_warn: Level = "auto"
+    vram_degrade: Level = "auto"
+    degrade_after_s: Seconds = LEVELS.degrade_after_s
+    vram_growth: Share = LEVELS.vram_growth
+    warm_up_s: Seconds = LEVELS.warm_up_s
+    kv_cache: Share = LEVELS.kv_cache
+    kv_cache_after_s: Seconds = LEVELS.kv_cache_after_s
+    rss_gib: Gib | None = None
+    rss_slope_mib_per_min: Annotated[float, READ, Number, Field(le=1 << 20)] | None = LEVELS.rss_slope_mib_per_min
+    disk_free_gib: Gib = LEVELS.disk_free_bytes / GIB
+
+
+class Hang(Section):
+    still_s: Seconds = LIMITS.still_s
+    probe_s: Seconds = LIMITS.probe_s
+    patience_s: Seconds = LIMITS.suspect_s
+    patience_blind_s: Seconds = LIMITS.suspect_blind_s
+    dead_s: Seconds = LIMITS.dead_s
+
+
+class Restart(Section):
+    backoff_s: Seconds = LIMITS.backoff_s
+    backoff_max_s: Seconds = LIMITS.backoff_max_s
+    budget: Count = LIMITS.budget
+    window_s: Annotated[float, READ, Number, Field(le=7 * DAY_S)] = LIMITS.window_s
+
+
+class Failover(Section):
+    after_failures: Count = FAILOVER.after_failures
+    failback: Failback = FAILOVER.failback
+    stable_s: Seconds = FAILOVER.stable_s
+
+
+class Evidence(Section):
+    deadline_s: Annotated[float, READ, Number, Field(le=120)] = LIMITS.dump_s      # the outage lasts that much longer
+    min_interval_s: Seconds = PLAN.bundle_interval_s
+    max_bundles: Annotated[int, READ, Field(strict=True, ge=1, le=10_000)] = 100
+    max_gib: Gib = 2
+
+
+class Channel(Section):
+    type: Literal["webhook"] = "webhook"
+    url: Url
+    timeout_s: Annotated[float, READ, Number, Field(le=120)] = 10
+    headers: dict[Plain, Secret] = Field(default_factory=dict)
+
+
+class Alerts(Section):
+    language: Literal["en", "zh", "both"] = "en"
+    channels: dict[Name, Channel] = Field(default_factory=dict)

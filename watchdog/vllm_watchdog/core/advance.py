@@ -1,0 +1,164 @@
+"""`advance(world, event)`: the next world, and the commands to carry out.  One small handler an event, then what follows.
+
+What follows from the facts (deadlines, gates, probes, failover, recovery) is worked out after every event alike, in
+`follow.py`, so that no handler can forget it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from vllm_watchdog.core import boot, events, liveness, operate
+from vllm_watchdog.core.commands import Command
+from vllm_watchdog.core.follow import follow
+from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.logs import kernel_read, log_read
+from vllm_watchdog.core.policy import ALIVE, Phase, Sign
+from vllm_watchdog.core.readings import Health, Mark, Unknown
+from vllm_watchdog.core.sampled import gpus_sampled, host_sampled, watch_metrics
+from vllm_watchdog.core.turn import Turn
+from vllm_watchdog.core.world import Engine, World
+
+BAD_HEALTH = frozenset({Health.DEAD, Health.REFUSED})
+
+
+def advance(world: World, event: events.Event) -> tuple[World, tuple[Command, ...]]:
+    """Pure: the same world and event give the same answer, whenever and wherever."""
+    turn = Turn(world, event.at)
+    HANDLERS[type(event)](turn, event)
+    follow(turn)
+    commands = turn.flush()
+    return turn.world, commands
+
+
+def _current(turn: Turn, mark: Mark) -> Engine | None:
+    """The engine, if the mark is of its newest generation; what older ones did is history."""
+    engine = next((engine for engine in turn.world.engines if engine.mark == mark), None)
+    return engine if engine and engine.generation else None
+
+
+def _ignore(turn: Turn, event: events.Tick) -> None:
+    pass
+
+
+def _clock_set(turn: Turn, event: events.ClockSet) -> None:
+    turn.say("clock.stepped", by_s=f"{event.wall_offset - turn.world.wall_offset:+.1f}")
+    turn.world = replace(turn.world, wall_offset=event.wall_offset)
+
+
+def _stop_asked(turn: Turn, event: events.StopAsked) -> None:
+    turn.say("daemon.stopping", by=event.by)
+    turn.world = replace(turn.world, stopping=True)
+    for engine in turn.world.engines:
+        turn.sign(engine.name, Sign.UNWANT)
+
+
+def _spawned(turn: Turn, event: events.Spawned) -> None:
+    if engine := _current(turn, event.mark):
+        turn.change(engine.name, pid=event.pid, active_at=event.at)
+        turn.say("engine.spawned", engine=event.mark, pid=event.pid)
+        turn.sign(engine.name, Sign.SPAWNED)
+
+
+def _spawn_failed(turn: Turn, event: events.SpawnFailed) -> None:
+    if engine := _current(turn, event.mark):
+        turn.say("engine.spawn_failed", engine=event.mark, class_=event.class_, why=event.why)
+        turn.change(engine.name, cause=event.class_, why=event.why)
+        turn.sign(engine.name, Sign.EMPTY, doom=event.class_)
+
+
+def _exited(turn: Turn, event: events.Exited) -> None:
+    if engine := _current(turn, event.mark):
+        turn.say("engine.exited", engine=event.mark, code=event.code, phase=engine.phase)
+        turn.note(engine.name, "exited", f"{event.mark} exited with code {event.code}")
+        turn.change(engine.name, exit_code=event.code)
+        turn.sign(engine.name, Sign.EXIT)
+
+
+def _emptied(turn: Turn, event: events.Emptied) -> None:
+    turn.world = replace(turn.world, strays=tuple(mark for mark in turn.world.strays if mark != event.mark))
+    turn.say("engine.emptied", engine=event.mark, killed=", ".join(map(str, event.killed)))
+    if engine := _current(turn, event.mark):
+        if event.killed:
+            turn.note(engine.name, "reaped", f"orphans ended: {', '.join(map(str, event.killed))}")
+        turn.sign(engine.name, Sign.EMPTY)
+
+
+def _dumped(turn: Turn, event: events.Dumped) -> None:
+    turn.say("evidence.done", incident=event.incident, folder=event.folder, missing=", ".join(event.missing))
+    for incident in turn.world.incidents:
+        if incident.id == event.incident:
+            turn.note(incident.engine, "evidence", event.folder + "".join(f"; without {part}" for part in event.missing))
+            incident = turn.world.incident(incident.service) or incident
+            turn.world = turn.world.with_incident(replace(incident, evidence=(*incident.evidence, event.folder)))
+    if event.mark and (engine := _current(turn, event.mark)):
+        turn.sign(engine.name, Sign.DUMPED)
+
+
+def _probed(turn: Turn, event: events.Probed) -> None:
+    engine = _current(turn, event.mark)
+    if engine is None or engine.phase not in ALIVE:
+        return
+    bad = event.health in BAD_HEALTH
+    engine = turn.change(engine.name, health=event.health, ill_since=min(engine.ill_since, event.at) if bad else inf)
+    if event.health is Health.OK:
+        _answers(turn, engine, event)
+    elif bad and engine.phase is not Phase.LOADING and event.at - engine.ill_since >= engine.plan.limits.dead_s:
+        text = f"/health {event.health} for {event.at - engine.ill_since:.0f} s"
+        turn.fault(engine.name, "api_unreachable", text)
+
+
+def _answers(turn: Turn, engine: Engine, event: events.Probed) -> None:
+    """Readiness belongs to our generation: whoever else listens on the port is named."""
+    strangers = [owner for owner in event.owners if owner.mark != engine.mark]
+    if strangers and engine.phase is Phase.LOADING:
+        text = f"port {engine.plan.port} is served by {', '.join(map(str, strangers))}, not by {engine.mark}"
+        turn.fault(engine.name, "port_stranger", text, doom=True)
+    elif strangers:
+        text = f"port {engine.plan.port} is shared with {', '.join(map(str, strangers))}: it takes part of the requests"
+        turn.symptom(engine.name, "port_stranger", Urgency.CRITICAL, text)
+    elif event.owners and engine.phase is Phase.LOADING:
+        pulse = replace(engine.pulse, since=event.at)
+        turn.change(engine.name, ready_at=event.at, pulse=pulse)
+        turn.say("engine.ready", engine=engine.mark, after_s=f"{event.at - engine.spawned_at:.1f}")
+        turn.note(engine.name, "ready", f"{engine.mark} serves")
+        turn.sign(engine.name, Sign.WELL)
+
+
+def _answered(turn: Turn, event: events.Answered) -> None:
+    if engine := _current(turn, event.mark):
+        unprovable = event.answer.why if isinstance(event.answer, Unknown) else ""
+        if unprovable and unprovable != engine.pulse.unprovable:
+            turn.say("probe.proves_nothing", engine=event.mark, why=unprovable)
+        turn.change(engine.name, pulse=liveness.answered(engine.pulse, event.at, event.answer))
+
+
+def _scraped(turn: Turn, event: events.Scraped) -> None:
+    if engine := _current(turn, event.mark):
+        pulse = liveness.scraped(engine.pulse, event.at, event.metrics)
+        turn.change(engine.name, pulse=pulse, metrics=event.metrics)
+        watch_metrics(turn, engine.name, event.metrics)
+
+
+HANDLERS: dict[type[events.Event], Callable[[Turn, Any], None]] = {
+    events.Booted: boot.booted,
+    events.ClockSet: _clock_set,
+    events.Tick: _ignore,
+    events.StopAsked: _stop_asked,
+    events.Spawned: _spawned,
+    events.SpawnFailed: _spawn_failed,
+    events.Exited: _exited,
+    events.Emptied: _emptied,
+    events.Dumped: _dumped,
+    events.Probed: _probed,
+    events.Answered: _answered,
+    events.Scraped: _scraped,
+    events.GpusSampled: gpus_sampled,
+    events.HostSampled: host_sampled,
+    events.LogRead: log_read,
+    events.KernelRead: kernel_read,
+    events.Asked: operate.asked,
+}

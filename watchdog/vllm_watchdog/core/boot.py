@@ -1,0 +1,97 @@
+"""The first event of a daemon: what is configured, what is remembered, what still runs.
+
+A start never launches beside an engine of ours that still runs: the one that is meant to serve is adopted, every other
+is stopped, and each is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vllm_watchdog.core.commands import Adopt, Kill
+from vllm_watchdog.core.events import Booted, Survivor
+from vllm_watchdog.core.failover import Service, Side
+from vllm_watchdog.core.memory import EngineMemory, Memory
+from vllm_watchdog.core.plan import EnginePlan, Plan
+from vllm_watchdog.core.policy import Phase, Sign, State
+from vllm_watchdog.core.readings import Mark
+from vllm_watchdog.core.turn import Turn
+from vllm_watchdog.core.world import Engine, World
+
+
+def booted(turn: Turn, event: Booted) -> None:
+    memory = event.memory or Memory(event.boot_id)
+    same_boot = memory.boot_id == event.boot_id
+    known = {engine.name: engine for engine in memory.engines}
+    running = {engine.name: _newest(engine.name, event.survivors) for engine in event.plan.engines}
+    turn.world = World(
+        plan=event.plan,
+        boot_id=event.boot_id,
+        at=event.at,
+        wall_offset=event.wall_offset,
+        engines=tuple(_engine(plan, known.get(plan.name), same_boot, event) for plan in event.plan.engines),
+        services=tuple(_services(event.plan, memory, running, event.at)),
+        incidents=memory.incidents,
+        paused=memory.paused,
+    )
+    turn.say("daemon.started", engines=len(event.plan.engines), survivors=len(event.survivors), same_boot=same_boot)
+    _take_over(turn, event, running)
+    for service in turn.world.services:
+        if turn.world.engine(service.wanted).phase is not Phase.HELD:
+            turn.sign(service.wanted, Sign.WANT)
+
+
+def _newest(name: str, survivors: tuple[Survivor, ...]) -> Survivor | None:
+    """The newest generation of an engine whose leader still runs."""
+    led = [survivor for survivor in survivors if survivor.mark.engine == name and survivor.leader]
+    return max(led, key=lambda survivor: survivor.mark.generation, default=None)
+
+
+def _engine(plan: EnginePlan, known: EngineMemory | None, same_boot: bool, event: Booted) -> Engine:
+    """Generations only ever grow, so that a mark names one launch for ever."""
+    seen = [survivor.mark.generation for survivor in event.survivors if survivor.mark.engine == plan.name]
+    generation = max([known.generation if known else 0, *seen])
+    engine = Engine(plan=plan, generation=generation, since=event.at, active_at=event.at)
+    if known is None or not same_boot:
+        return engine
+    held = bool(known.held)
+    life = State(phase=Phase.HELD if held else Phase.STOPPED, failures=known.failures, doom=known.held)
+    return replace(engine, life=life, cause=known.held, why=known.why)
+
+
+def _services(plan: Plan, memory: Memory, running: dict[str, Survivor | None], at: float) -> list[Service]:
+    """A service stays with its backup if it was there, or if only its backup still runs."""
+    services = []
+    for primary in (engine for engine in plan.engines if engine.backup_for is None):
+        backup = next((engine.name for engine in plan.engines if engine.backup_for == primary.name), None)
+        only_backup = backup is not None and running[backup] is not None and running[primary.name] is None
+        side = Side.BACKUP if backup and (primary.name in memory.on_backup or only_backup) else Side.PRIMARY
+        services.append(Service(primary.name, backup, side, since=at))
+    return services
+
+
+def _take_over(turn: Turn, event: Booted, running: dict[str, Survivor | None]) -> None:
+    """Adopt the newest generation of each engine; what else carries our mark must be gone before anything starts."""
+    adopted: set[Mark] = set()
+    for name, survivor in running.items():
+        if survivor is not None:
+            adopted.add(survivor.mark)
+            _adopt(turn, name, survivor)
+    strays = sorted({survivor.mark for survivor in event.survivors} - adopted, key=str)
+    turn.world = replace(turn.world, strays=tuple(strays))
+    for mark in strays:
+        turn.say("engine.stray", engine=mark, action="killed: no leader, or an older generation")
+        turn.do(Kill(mark))
+
+
+def _adopt(turn: Turn, name: str, survivor: Survivor) -> None:
+    engine = turn.world.engine(name)
+    wanted = turn.world.service(name).wanted == name
+    left = max(engine.plan.limits.load_s - survivor.age_s, engine.plan.limits.dead_s)
+    life = State(phase=Phase.LOADING, wanted=True, deadline=turn.at + left, failures=engine.life.failures)
+    turn.change(name, life=life, pid=survivor.pid, spawned_at=turn.at - survivor.age_s, cause="", why="",
+                pulse=replace(engine.pulse, since=turn.at))
+    turn.do(Adopt(survivor.mark, survivor.pid))
+    turn.say("engine.adopted", engine=survivor.mark, pid=survivor.pid, then="kept" if wanted else "stopped")
+    if not wanted:
+        turn.sign(name, Sign.UNWANT)

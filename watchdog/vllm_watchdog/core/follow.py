@@ -1,0 +1,166 @@
+"""What follows from the facts, whatever event brought them: deadlines, gates, probes, failover, recovery, the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from vllm_watchdog.core import failover, gate, incidents, liveness
+from vllm_watchdog.core.commands import Ask, Quit
+from vllm_watchdog.core.failover import Facts, Hint, Service
+from vllm_watchdog.core.liveness import Life
+from vllm_watchdog.core.policy import Phase, Sign
+from vllm_watchdog.core.readings import Metrics, Unknown
+from vllm_watchdog.core.sampled import watches_of
+from vllm_watchdog.core.turn import HOST, Turn
+from vllm_watchdog.core.world import Engine, World, due_at
+
+JUDGED = frozenset({Phase.SERVING, Phase.SUSPECT})
+ROUNDS = 6      # one failure can time out, settle, back off by nothing, pass the gate and spawn in one turn
+
+
+def follow(turn: Turn) -> None:
+    """Until nothing changes any more; bounded, because every round but the last one moved an engine on."""
+    for _ in range(ROUNDS):
+        before = turn.world
+        for engine in turn.world.engines:
+            _deadline(turn, engine.name)
+            _gate(turn, engine.name)
+            _judge(turn, engine.name)
+        for service in turn.world.services:
+            _service(turn, service.name)
+        if turn.world == before:
+            break
+    for engine in turn.world.engines:
+        _ask(turn, engine)
+    if turn.world.paused or not any(engine.phase is Phase.RELEASING for engine in turn.world.engines):
+        turn.world = replace(turn.world, look_at=inf)
+    _recovered(turn)
+    if turn.world.stopping and turn.world.all_at_rest:
+        turn.do(Quit())
+
+
+def _deadline(turn: Turn, name: str) -> None:
+    if due_at(turn.world, turn.world.engine(name)) <= turn.at:
+        turn.sign(name, Sign.TIMEOUT)
+
+
+def _gate(turn: Turn, name: str) -> None:
+    """Let it start once no rival is left, no stray, and a sample taken since then shows room on its cards."""
+    world, engine = turn.world, turn.world.engine(name)
+    if engine.phase is not Phase.RELEASING or world.paused:
+        return
+    others = gate.rivals(engine.plan, ((e.plan, e.phase) for e in world.engines))
+    fresh = not engine.plan.gpus or world.gpus_at >= engine.since or _blind(world)
+    if not others and not world.strays and fresh and not gate.shortage(engine.plan, world.gpus):
+        turn.sign(name, Sign.CLEAR)
+    elif world.look_at <= turn.at:
+        turn.sample_again()
+
+
+def _blind(world: World) -> bool:
+    """The GPU sensor has said that it can't see: waiting for a newer sample would be waiting for ever."""
+    return isinstance(world.gpus, Unknown) and world.gpus_at > -inf
+
+
+def _judge(turn: Turn, name: str) -> None:
+    engine = turn.world.engine(name)
+    if engine.phase not in JUDGED:
+        return
+    life = liveness.judge(engine.pulse)
+    if life is Life.QUIET or (life is Life.BLIND and _blind_long_enough(engine, turn.at)):
+        if not turn.world.paused:
+            turn.sign(name, Sign.ILL)
+    elif life in (Life.ALIVE, Life.BUSY):
+        turn.sign(name, Sign.WELL)
+
+
+def _blind_long_enough(engine: Engine, at: float) -> bool:
+    limits, missed_at = engine.plan.limits, engine.pulse.missed_at
+    return missed_at is not None and at - missed_at >= limits.suspect_blind_s - limits.suspect_s
+
+
+def _ask(turn: Turn, engine: Engine) -> None:
+    limits = engine.plan.limits
+    if engine.phase in JUDGED and liveness.due(engine.pulse, turn.at, limits):
+        turn.change(engine.name, pulse=liveness.asked(engine.pulse, turn.at))
+        turn.do(Ask(engine.mark, limits.probe_s))
+
+
+# -- failover
+
+def _service(turn: Turn, name: str) -> None:
+    world = turn.world
+    service = world.service(name)
+    facts = _facts(turn, service)
+    service = failover.observe(service, turn.at, facts)
+    turn.world = world.with_service(service)
+    if world.stopping or world.paused:
+        return
+    why = failover.hint(service, turn.at, facts, world.plan.failover)
+    if why is not Hint.NONE:
+        turn_service(turn, service, why)
+
+
+def turn_service(turn: Turn, service: Service, why: Hint, start: Sign = Sign.WANT) -> None:
+    """The other engine's turn.  The gate keeps it waiting until this one has left the cards they share."""
+    leaving = service.wanted
+    service = failover.turned(service, turn.at)
+    turn.world = turn.world.with_service(service)
+    name = "failover" if service.wanted != service.name else "failback"
+    turn.say(f"service.{name}", service=service.name, leaving=leaving, to=service.wanted, because=why)
+    turn.note(service.name, name, f"{leaving} -> {service.wanted}, because: {why}")
+    turn.sign(leaving, Sign.UNWANT)
+    turn.sign(service.wanted, start)
+
+
+def _facts(turn: Turn, service: Service) -> Facts:
+    world, primary = turn.world, turn.world.engine(service.name)
+    window = primary.plan.limits.window_s
+    failures = sum(at > turn.at - window for at in primary.life.failures)
+    serving = world.engine(service.wanted)
+    facts = Facts(
+        failures=failures,
+        ooms=sum(at > turn.at - window for at in primary.ooms),
+        degraded=any(w.raised and w.class_ == "vram_degrade" for w in watches_of(world, service.name)),
+        primary_held=_given_up(primary) or failures > primary.plan.limits.budget,
+        serving=serving.phase is Phase.SERVING,
+        idle=_idle(serving),
+    )
+    if service.backup is None:
+        return facts
+    backup = world.engine(service.backup)
+    lost_card = primary.phase is Phase.HELD and primary.life.doom in LOST_CARD
+    usable = not (lost_card or primary.phase is Phase.WEDGED) or not gate.share_a_card(primary.plan, backup.plan)
+    return replace(facts, backup_held=_given_up(backup), backup_usable=usable)
+
+
+LOST_CARD = frozenset({"cuda_hw", "cuda_init", "xid_reset", "xid_node"})     # every engine on that card fails alike
+
+
+def _given_up(engine: Engine) -> bool:
+    return engine.phase in (Phase.HELD, Phase.WEDGED)
+
+
+def _idle(engine: Engine) -> bool:
+    """Gauges may be stale, so the counters must have stood still, too."""
+    return isinstance(engine.metrics, Metrics) and not engine.metrics.running and not engine.metrics.waiting
+
+
+# -- recovery
+
+def _recovered(turn: Turn) -> None:
+    """An incident ends when its service has served long enough and no symptom of it is left."""
+    confirm_s = turn.world.plan.confirm_s
+    for incident in turn.world.incidents:
+        raised = any(watch.raised for watch in watches_of(turn.world, incident.service))
+        since = incident.touched_at
+        if incident.service != HOST:
+            known = {service.name: service for service in turn.world.services}
+            if incident.service not in known:
+                continue
+            since = max(since, known[incident.service].serving_since)
+        if not raised and turn.at - since >= confirm_s and since != inf:
+            text = f"calm for {turn.at - since:.0f} s"
+            turn.world = turn.world.with_incident(incidents.resolved(incident, turn.at, turn.wall, text))
+            turn.say("incident.resolved", incident=incident.id)

@@ -1,0 +1,69 @@
+"""May this engine start now?  Never into memory that somebody holds, never beside a rival on its cards.
+
+Without a GPU reading the gate waits only for rivals: a machine without a GPU has none to wait for, and a driver that
+does not answer is told as a symptom of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vllm_watchdog.core.plan import EnginePlan
+from vllm_watchdog.core.policy import HAS_CHILD, Phase
+from vllm_watchdog.core.readings import Gpu, GpuProcess, Mark, Unknown
+
+FRESH_SHARE = 0.98      # of a card, free: nobody holds it, whatever the engine's own share is
+SLACK = 0.01            # of a card: what CUDA contexts and rounding take beside the engine's share
+SMALL_BYTES = 1 << 29   # a display server or a bare CUDA context is no reason to wait
+DEFAULT_SHARE = 0.92    # vLLM's --gpu-memory-utilization when args do not say (0.90 before 0.20)
+
+
+def rivals(plan: EnginePlan, phases: Iterable[tuple[EnginePlan, Phase]]) -> tuple[str, ...]:
+    """Engines of the same service that have a process on this one's cards; no card named: on any."""
+    service = plan.backup_for or plan.name
+    return tuple(
+        other.name
+        for other, phase in phases
+        if other.name != plan.name
+        and (other.backup_for or other.name) == service
+        and phase in HAS_CHILD
+        and share_a_card(plan, other)
+    )
+
+
+def share_a_card(one: EnginePlan, other: EnginePlan) -> bool:
+    return not one.gpus or not other.gpus or bool(set(one.gpus) & set(other.gpus))
+
+
+def shortage(plan: EnginePlan, gpus: tuple[Gpu, ...] | Unknown) -> tuple[tuple[Gpu, int], ...]:
+    """The engine's cards that lack room, each with the bytes that are missing."""
+    if isinstance(gpus, Unknown):
+        return ()
+    mine = [gpu for gpu in gpus if gpu.index in plan.gpus]
+    return tuple((gpu, missing) for gpu in mine if (missing := _missing(gpu, plan.vram_share)) > 0)
+
+
+def _missing(gpu: Gpu, share: float | None) -> int:
+    need = min((DEFAULT_SHARE if share is None else share) + SLACK, FRESH_SHARE) * gpu.total_bytes
+    return max(0, int(need) - (gpu.total_bytes - gpu.used_bytes))
+
+
+def others_on(plan: EnginePlan, gpus: tuple[Gpu, ...], mark: Mark) -> tuple[GpuProcess, ...]:
+    """Processes on the engine's cards that do not carry its mark: whom its memory is waiting for."""
+    rows = (row for gpu in gpus if gpu.index in plan.gpus for row in gpu.processes)
+    return tuple(row for row in rows if row.holder.mark != mark and (row.used_bytes or 0) > SMALL_BYTES)
+
+
+def holders(gpu: Gpu) -> tuple[GpuProcess, ...]:
+    """Who holds the card's memory, the largest first."""
+    return tuple(sorted(gpu.processes, key=lambda row: -(row.used_bytes or 0)))
+
+
+def told(plan: EnginePlan, gpus: tuple[Gpu, ...] | Unknown) -> str:
+    """One sentence: which card lacks how much, and who holds it; empty where nothing lacks."""
+    return "; ".join(
+        f"GPU {gpu.index} lacks {missing / 2**30:.1f} GiB, held by "
+        + (", ".join(f"{row.holder} {(row.used_bytes or 0) / 2**30:.1f} GiB" for row in holders(gpu)[:5])
+           or "a process that the driver does not name")
+        for gpu, missing in shortage(plan, gpus)
+    )

@@ -1,0 +1,109 @@
+"""The life of an incident: opened, evidence, acted, recovered or held, resolved; and which alerts it owes.
+
+One service has at most one open incident: what joins it is a symptom of it, and the most specific class is its cause.
+The id, and with it the folder, is fixed when it opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from vllm_watchdog.core.blame import specificity
+from vllm_watchdog.core.verdict import Finding
+
+TIMELINE_KEPT = 300     # lines: the first ones and the last ones tell the story
+FINDINGS_KEPT = 40
+
+
+class Urgency(StrEnum):
+    WARNING = "warning"     # look today
+    CRITICAL = "critical"   # requests fail, or failed; the watchdog acts
+    PAGE = "page"           # only a human can help
+
+    @property
+    def rank(self) -> int:
+        return list(Urgency).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the timeline: `what` a dotted event name, `text` its figures in words."""
+
+    at: float
+    what: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """`id` is `20261129T144157Z-primary-oom_runtime`; instants are monotonic, `wall_*` epoch seconds."""
+
+    id: str
+    service: str
+    engine: str
+    generation: int
+    class_: str
+    urgency: Urgency
+    opened_at: float
+    wall_opened: float
+    touched_at: float                   # last time a symptom joined
+    wall_resolved: float | None = None
+    text: str = ""                      # the sentence that proves the cause
+    timeline: tuple[Entry, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    evidence: tuple[str, ...] = ()      # folders
+
+
+def opened(service: str, engine: str, generation: int, class_: str, urgency: Urgency, text: str,
+           at: float, wall: float) -> Incident:
+    return Incident(
+        id=f"{stamp(wall)}-{engine}-{class_}", service=service, engine=engine, generation=generation, class_=class_,
+        urgency=urgency, opened_at=at, wall_opened=wall, touched_at=at, text=text,
+        timeline=(Entry(at, "opened", f"{class_}: {text}"),),
+    )
+
+
+def stamp(wall: float) -> str:
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def joined(incident: Incident, class_: str, urgency: Urgency, text: str, at: float) -> Incident:
+    """A further symptom.  It becomes the cause if it says more than the cause so far."""
+    incident = replace(incident, touched_at=at, urgency=max(incident.urgency, urgency, key=lambda u: u.rank))
+    if class_ == incident.class_ and text == incident.text:
+        return incident
+    incident = noted(incident, at, "symptom", f"{class_}: {text}")
+    if specificity(class_) > specificity(incident.class_):
+        return replace(incident, class_=class_, text=text)
+    return incident
+
+
+def noted(incident: Incident, at: float, what: str, text: str = "") -> Incident:
+    """One more line in the timeline; a long one keeps its first and its last lines."""
+    timeline = (*incident.timeline, Entry(at, what, text))
+    if len(timeline) > TIMELINE_KEPT:
+        timeline = (*timeline[: TIMELINE_KEPT // 2], *timeline[-TIMELINE_KEPT // 2 :])
+    return replace(incident, timeline=timeline)
+
+
+def proved(incident: Incident, findings: tuple[Finding, ...]) -> Incident:
+    """Add the log lines that prove it."""
+    new = tuple(finding for finding in findings if finding not in incident.findings)
+    return replace(incident, findings=(incident.findings + new)[:FINDINGS_KEPT]) if new else incident
+
+
+def resolved(incident: Incident, at: float, wall: float, text: str) -> Incident:
+    return replace(noted(incident, at, "resolved", text), wall_resolved=wall)
+
+
+def owed(before: Incident | None, after: Incident) -> Iterator[str]:
+    """The alerts that a change owes: one when it opens, one when only a human can help, one when it ends."""
+    if before is None:
+        yield "opened"
+    elif after.urgency.rank > before.urgency.rank:
+        yield "worsened"
+    if after.wall_resolved is not None:
+        yield "resolved"

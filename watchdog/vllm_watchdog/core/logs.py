@@ -1,0 +1,79 @@
+"""What findings in the engine's log and in the kernel's mean: whether another try can help, and whose failure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from vllm_watchdog.core import gate
+from vllm_watchdog.core.events import KernelRead, LogRead
+from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.policy import HAS_CHILD, Sign
+from vllm_watchdog.core.readings import Unknown
+from vllm_watchdog.core.turn import HOST, Turn
+from vllm_watchdog.core.verdict import Finding
+from vllm_watchdog.core.world import Engine
+
+SAME_WHILE_HELD = frozenset({"startup_kv_insufficient", "startup_oom"})     # also said while an orphan holds the memory
+ONE_RETRY = frozenset({"compile_failure"})      # with a fresh compile cache it may pass
+
+
+def log_read(turn: Turn, event: LogRead) -> None:
+    engine = next((engine for engine in turn.world.engines if engine.mark == event.mark), None)
+    if engine is None:
+        return
+    for finding in sorted(event.findings, key=lambda finding: -finding.rank):     # the cause names the incident
+        _finding(turn, engine.name, finding)
+    if event.drained:
+        turn.sign(engine.name, Sign.SETTLED)
+
+
+def _finding(turn: Turn, name: str, finding: Finding) -> None:
+    engine = turn.world.engine(name)
+    turn.say("log.finding", engine=engine.mark, class_=finding.class_, action=finding.action, text=finding.text)
+    if finding.severity == "fatal":
+        turn.fault(name, finding.class_, finding.text, (finding,), doom=doomed(turn, engine, finding))
+    elif engine.phase in HAS_CHILD and finding.action != "ignore":
+        turn.symptom(name, finding.class_, Urgency.WARNING, finding.text, (finding,))
+
+
+def doomed(turn: Turn, engine: Engine, finding: Finding) -> bool:
+    """Would another try fail alike?  Memory that somebody else holds is waited for instead."""
+    if finding.action == "failover":
+        return True
+    if finding.class_ in ONE_RETRY:
+        return bool(engine.life.failures)
+    if finding.action == "wait-vram" or finding.class_ in SAME_WHILE_HELD:
+        if isinstance(turn.world.gpus, Unknown):
+            return finding.action != "wait-vram"
+        return not gate.others_on(engine.plan, turn.world.gpus, engine.mark) and finding.class_ != "startup_profile_race"
+    return finding.action == "config-error-stop"
+
+
+def kernel_read(turn: Turn, event: KernelRead) -> None:
+    if isinstance(event.findings, Unknown):
+        turn.world = replace(turn.world, kernel=event.findings)
+        turn.say("kernel.unknown", why=event.findings.why)
+        return
+    turn.world = replace(turn.world, kernel=None)
+    for finding in event.findings:
+        details = dict(finding.details)
+        victims = [engine.name for engine in turn.world.engines if _concerns(turn, engine, details)]
+        for name in victims:
+            _finding(turn, name, finding)
+        if not victims and "xid" in finding.class_:
+            turn.symptom(HOST, finding.class_, Urgency.WARNING, finding.text, (finding,))
+
+
+def _concerns(turn: Turn, engine: Engine, details: Mapping[str, object]) -> bool:
+    """By PID where the kernel names one, else by the card it names."""
+    if engine.phase not in HAS_CHILD:
+        return False
+    pids = {engine.pid} | ({process.pid for process in engine.tree.processes} if engine.tree else set())
+    if details.get("pid") in pids:
+        return True
+    bus, gpus = str(details.get("pci", "")).lower(), turn.world.gpus
+    if not bus or isinstance(gpus, Unknown):
+        return False
+    cards = {gpu.index for gpu in gpus if gpu.bus_id and bus.startswith(gpu.bus_id)}
+    return bool(cards & set(engine.plan.gpus))

@@ -1,0 +1,30 @@
+"""What must survive the daemon: written whenever it changes, read once by the next one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_watchdog.core.incidents import Incident
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """`failures` are monotonic instants: they mean something only within one boot of the host."""
+
+    name: str
+    generation: int
+    wanted: bool
+    failures: tuple[float, ...] = ()
+    held: str = ""                      # the class it is held for; empty: it is not held
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """`boot_id` is the kernel's: after a reboot no process, deadline or failure of before counts."""
+
+    boot_id: str
+    engines: tuple[EngineMemory, ...] = ()
+    on_backup: tuple[str, ...] = ()     # services that were failed over
+    incidents: tuple[Incident, ...] = ()
+    paused: bool = False

@@ -1,0 +1,96 @@
+"""What operators ask, and the answer each gets: what is being done now, or why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from vllm_watchdog.core.commands import Answer, Dump
+from vllm_watchdog.core.events import Asked
+from vllm_watchdog.core.failover import Hint, Side
+from vllm_watchdog.core.follow import turn_service
+from vllm_watchdog.core.policy import AT_REST, Sign
+from vllm_watchdog.core.turn import Turn
+
+Reply = tuple[bool, str]
+
+
+def asked(turn: Turn, event: Asked) -> None:
+    turn.say("operator.asked", verb=event.verb, engine=event.engine, text=event.text)
+    ok, text = VERBS[event.verb](turn, event) if event.verb in VERBS else (False, f"unknown verb {event.verb}")
+    turn.do(Answer(event.ref, ok, text))
+
+
+def _restart(turn: Turn, event: Asked) -> Reply:
+    names = [engine.name for engine in turn.world.engines]
+    if event.engine not in names:
+        return False, f"no engine {event.engine!r} is configured; there are: {', '.join(names)}"
+    engine = turn.world.engine(event.engine)
+    service = turn.world.service(engine.name)
+    if service.wanted != engine.name:
+        return False, f"{engine.name} is not in service, {service.wanted} is: use failover or failback"
+    turn.note(engine.name, "operator", f"restart of {engine.name}")
+    was = engine.phase
+    turn.sign(engine.name, Sign.AGAIN)
+    doing = "is being started" if was in AT_REST else "is being stopped, and then started"
+    return True, f"{engine.name} (generation {engine.generation}, {was}) {doing}; its failures are forgiven"
+
+
+def _turn(turn: Turn, event: Asked, side: Side, start: Sign) -> Reply:
+    services = [service for service in turn.world.services if service.backup]
+    if event.engine:
+        services = [service for service in services if event.engine in (service.name, service.backup)]
+    if not services:
+        return False, "there is no backup to change to" + (f" for {event.engine!r}" if event.engine else "")
+    done = []
+    for service in services:
+        if service.side is side:
+            done.append(f"{service.name}: {service.wanted} is already meant to serve")
+            continue
+        leaving = service.wanted
+        turn.note(service.name, "operator", event.verb)
+        turn_service(turn, service, Hint.OPERATOR, start)
+        done.append(f"{service.name}: {leaving} is being stopped, then {turn.world.service(service.name).wanted} starts")
+    return True, "; ".join(done)
+
+
+def _failover(turn: Turn, event: Asked) -> Reply:
+    return _turn(turn, event, Side.BACKUP, Sign.START)
+
+
+def _failback(turn: Turn, event: Asked) -> Reply:
+    return _turn(turn, event, Side.PRIMARY, Sign.START)
+
+
+def _pause(turn: Turn, _: Asked) -> Reply:
+    turn.world = replace(turn.world, paused=True)
+    return True, "automatic actions are paused; watching, evidence and alerts go on"
+
+
+def _resume(turn: Turn, _: Asked) -> Reply:
+    turn.world = replace(turn.world, paused=False)
+    return True, "automatic actions are on"
+
+
+def _snapshot(turn: Turn, event: Asked) -> Reply:
+    """Into the open incident's folder, or into one of its own."""
+    names = [event.engine] if event.engine else [service.wanted for service in turn.world.services]
+    if unknown := [name for name in names if name not in {engine.name for engine in turn.world.engines}]:
+        return False, f"no engine {unknown[0]!r} is configured"
+    folders = []
+    for name in names:
+        incident = turn.world.incident(turn.world.plan.service_of(name))
+        folder = incident.id if incident else f"{turn.stamp}-{name}-snapshot"
+        turn.do(Dump(folder, turn.world.engine(name).mark, event.text or "snapshot", stacks=True, deadline_s=10))
+        folders.append(folder)
+    return True, f"written to {', '.join(folders)}"
+
+
+VERBS: dict[str, Callable[[Turn, Asked], Reply]] = {
+    "restart": _restart,
+    "failover": _failover,
+    "failback": _failback,
+    "pause": _pause,
+    "resume": _resume,
+    "snapshot": _snapshot,
+}

@@ -1,0 +1,185 @@
+"""What one line of output is: a vLLM record, a server line, an access line, raw text, or a kernel line.
+
+Every rule about failures stands on this: a fragment counts only in the place where vLLM,
+    torch or the kernel would print
+it, so a prompt, a URL or a model name that quotes a failure is never one.  vLLM repeats the whole prefix on each line
+of a multi-line record, which is what makes the anchoring safe: a record's own text can never begin a line.
+Pure: text in, frozen records out; it never blocks, and one line costs at most `LINE_LIMIT` characters of work.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+LINE_LIMIT = 65_536  # characters of one line that are looked at; scheduler dumps reach tens of kilobytes
+JSON_LINES_LIMIT = 512  # lines of one JSON record (a traceback of 200 frames has about 400)
+
+
+class Kind(StrEnum):
+    RECORD = "record"  # a line in vLLM's own format: level, time, file and line
+    SERVER = "server"  # uvicorn's own words: "INFO:     Shutting down"
+    ACCESS = "access"  # uvicorn's access log: holds URLs, proves only that the port answers
+    RAW = "raw"  # tracebacks, C++ output, progress bars, prints
+    KERNEL = "kernel"  # dmesg, /dev/kmsg, journal or syslog with the tag "kernel"
+
+
+class Stream(StrEnum):
+    ENGINE = "engine"
+    KERNEL = "kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line, taken apart.
+
+    `message` has lost every prefix, colour and carriage return; `file` is the base name of the Python file that
+    logged it; `process` and `pid` come from "(EngineCore pid=9) " and are "" and 0 where the line carries none.
+    """
+
+    kind: Kind
+    message: str
+    process: str = ""
+    pid: int = 0
+    level: str = ""
+    file: str = ""
+    lineno: int = 0
+
+    @property
+    def raw(self) -> bool:
+        return self.kind is Kind.RAW
+
+    @property
+    def site(self) -> tuple[str, int, str, int]:
+        """Where it was logged: the lines of one traceback share it."""
+        return self.process, self.pid, self.file, self.lineno
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_LEVEL = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
+_PROCESS = r"(?:\((?P<process>[\w:.+-]+)(?: [^()]*?)?pid=(?P<pid>\d+)[^()]{0,60}\) ?)"
+# VLLM_LOGGING_PREFIX is free text; one word or bracketed groups, without quotes, so that a sentence can't pass for it
+_FREE = r"(?:[^\s\"'`(){}]{1,40} ?|[\[<][^\]>\"'`]{0,40}[\]>] ?){0,2}"
+_RECORD = re.compile(
+    rf"{_FREE}(?:\([^()]{{1,80}}\) )?{_PROCESS}?{_FREE}{_LEVEL} +"
+    r"(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? "
+    r"\[?(?P<path>[\w./-]{1,200}\.py):(?P<lineno>\d+)\] ?(?P<message>.*)",
+    re.DOTALL,
+)
+_PREFIXED = re.compile(rf"{_FREE}(?:\([^()]{{1,80}}\) )?{_PROCESS}(?P<message>.*)", re.DOTALL)
+_UVICORN = re.compile(rf"{_LEVEL}:\s{{2,10}}(?P<message>.*)", re.DOTALL)
+_ACCESS = re.compile(r'\S.{0,80}? - "[A-Z]{3,7} \S.* HTTP/1\.\d" \d{3}\b')
+
+# What docker compose, container runtimes, journald and syslog put in front of an engine's own line.
+_TRANSPORT = re.compile(
+    r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?"
+    r"|[\w.-]{1,60} +\| "
+    r"|\[pod/[^\]]{1,120}\] )+"
+)
+_SYSLOG = re.compile(
+    r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
+    r" [\w.-]{1,80} (?P<tag>[\w./@:-]{1,60}?)(?:\[\d+\])?: "
+)
+_DMESG = re.compile(
+    r"(?:(?:kern|user|daemon) *:\w+ *: )?(?:<\d+>)?\[ *\d+\.\d+(?:, *\d+)?\] ?"
+    r"|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] "
+)
+_KMSG = re.compile(r"\d{1,4},\d+,\d+,[^;]{1,40};")
+_BARE_KERNEL = re.compile(r"\s*NVRM: |(?:Memory cgroup o|O)ut of memory: Killed process \d+ \(|oom-kill:constraint=")
+_PROGRESS = re.compile(r"[^\r]*?\d+%[^\r]{0,200}?(?:it/s|s/it)[^\]\r]{0,60}\]\s?")
+
+
+def parse(line: str) -> tuple[Record, ...]:
+    """The records of one line, without its newline: one for text, one a line of message and traceback for JSON."""
+    text = _ANSI.sub("", line[:LINE_LIMIT]).rstrip("\r\n").lstrip("\0")
+    if text.startswith("{"):
+        return _parse_json(text) or (Record(Kind.RAW, text),)
+    if kernel := _parse_kernel(text):
+        return (kernel,)
+    return (_parse_engine(text),)
+
+
+def stream_of(lines: Iterable[str]) -> Stream | None:
+    """Which stream the first lines come from; None where they do not tell."""
+    engine = kernel = 0
+    for line in lines:
+        kind = parse(line)[0].kind
+        kernel += kind is Kind.KERNEL
+        engine += kind in (Kind.RECORD, Kind.SERVER, Kind.ACCESS)
+    if engine > kernel:
+        return Stream.ENGINE
+    return Stream.KERNEL if kernel else None
+
+
+def _parse_kernel(text: str) -> Record | None:
+    for pattern in (_DMESG, _KMSG):
+        if match := pattern.match(text):
+            return Record(Kind.KERNEL, text[match.end() :].strip())
+    if (match := _SYSLOG.match(text)) and match["tag"] == "kernel":
+        rest = text[match.end() :]
+        stamp = _DMESG.match(rest)
+        return Record(Kind.KERNEL, rest[stamp.end() if stamp else 0 :].strip(), "kernel")
+    if _BARE_KERNEL.match(text):  # `journalctl -k -o cat`, or the continuation of a kernel line
+        return Record(Kind.KERNEL, text.strip())
+    return None
+
+
+def _parse_engine(text: str) -> Record:
+    text = _without_transport(text)
+    match = _RECORD.match(text)
+    if match is None and (bar := _PROGRESS.match(text)):  # a progress bar that shares its line with a record
+        match = _RECORD.match(text, bar.end())
+    if match is None and "\r" in text and not _UVICORN.match(text):
+        text = text.rsplit("\r", 1)[1]
+        match = _RECORD.match(text)
+    if match:
+        return Record(
+            Kind.RECORD,
+            match["message"].rstrip("\r"),
+            match["process"] or "",
+            int(match["pid"] or 0),
+            match["level"],
+            match["path"].rsplit("/", 1)[-1],
+            int(match["lineno"]),
+        )
+    process, pid = "", 0
+    if match := _PREFIXED.match(text):
+        process, pid, text = match["process"], int(match["pid"]), match["message"].rsplit("\r", 1)[-1]
+    if match := _UVICORN.match(text):
+        kind = Kind.ACCESS if _ACCESS.match(match["message"]) else Kind.SERVER
+        return Record(kind, match["message"], process, pid, match["level"])
+    return Record(Kind.RAW, text, process, pid)
+
+
+def _without_transport(text: str) -> str:
+    if match := _TRANSPORT.match(text):
+        text = text[match.end() :]
+    if match := _SYSLOG.match(text):
+        text = text[match.end() :]
+    return text
+
+
+def _parse_json(text: str) -> tuple[Record, ...]:
+    """0.33's JSON lines carry `levelname`, logger `name`, `processName`, `process`, `message` and `exc_info`."""
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    level = str(entry.get("levelname") or entry.get("level") or "").upper()
+    logger = str(entry.get("name") or entry.get("logger") or "")
+    if not level or not ("message" in entry or "exc_info" in entry):
+        return ()
+    file = str(entry.get("filename") or f"{logger.rsplit('.', 1)[-1]}.py")
+    process, pid = str(entry.get("processName") or ""), _whole(entry.get("process"))
+    lineno = _whole(entry.get("lineno"))
+    body = "\n".join(str(entry[key]) for key in ("message", "exc_info") if entry.get(key))
+    lines = body.split("\n")[:JSON_LINES_LIMIT]
+    return tuple(Record(Kind.RECORD, part.rstrip("\r"), process, pid, level, file, lineno) for part in lines)
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,135 @@
+"""World -> the status document that command line, page, metrics and gateway share.  Plain dicts: it is made to be shown."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+from vllm_watchdog.core import liveness
+from vllm_watchdog.core.failover import Service
+from vllm_watchdog.core.follow import JUDGED
+from vllm_watchdog.core.policy import HAS_CHILD, Phase
+from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
+from vllm_watchdog.core.world import Engine, World
+
+NO_PROCESS = Unknown(0.0, "no process")
+ROUTED = frozenset({Phase.SERVING, Phase.SUSPECT})      # a suspect may be busy: it keeps the route until it is judged
+
+
+def report(world: World) -> dict[str, Any]:
+    """`health`: healthy, degraded (served, but not as configured), or down.  Instants are epoch seconds."""
+    services = [_service(world, service) for service in world.services]
+    return {
+        "at": round(world.at + world.wall_offset, 3),
+        "health": _health(world, services),
+        "paused": world.paused,
+        "stopping": world.stopping,
+        "services": services,
+        "engines": [_engine(world, engine) for engine in world.engines],
+        "gpus": _known(world.gpus, lambda gpus: [_gpu(gpu) for gpu in gpus]),
+        "host": _known(world.host, _host),
+        "kernel_log": {"unknown": world.kernel.why} if world.kernel else "read",
+        "incidents": [
+            {"id": i.id, "service": i.service, "class": i.class_, "urgency": i.urgency.value, "text": i.text,
+             "opened": round(i.wall_opened, 3)}
+            for i in world.incidents
+        ],
+        "symptoms": [
+            {"class": w.class_, "subject": w.subject, "value": round(w.value, 4)} for w in world.watches if w.raised
+        ],
+        "restarts_24h": len(world.restarts),
+    }
+
+
+def serving(world: World, service: Service) -> str | None:
+    """The engine that serves, None while nobody does."""
+    engine = world.engine(service.wanted)
+    return engine.name if engine.phase in ROUTED else None
+
+
+def _health(world: World, services: list[dict[str, Any]]) -> str:
+    if any(service["serving"] is None for service in services):
+        return "down"
+    urgent = any(incident.urgency.rank > 0 for incident in world.incidents)
+    on_backup = any(service["side"] == "backup" for service in services)
+    suspect = any(engine.phase is Phase.SUSPECT for engine in world.engines)
+    return "degraded" if urgent or on_backup or suspect or world.paused else "healthy"
+
+
+def _service(world: World, service: Service) -> dict[str, Any]:
+    return {
+        "name": service.name,
+        "side": service.side.value,
+        "wanted": service.wanted,
+        "serving": serving(world, service),
+        "port": world.engine(service.wanted).plan.port,
+        "since": _wall(world, service.since),
+    }
+
+
+def _engine(world: World, engine: Engine) -> dict[str, Any]:
+    runs = engine.phase in HAS_CHILD
+    return {
+        "name": engine.name,
+        "phase": engine.phase.value,
+        "generation": engine.generation,
+        "pid": engine.pid if runs else None,
+        "port": engine.plan.port,
+        "gpus": list(engine.plan.gpus),
+        "backup_for": engine.plan.backup_for,
+        "wanted": engine.life.wanted,
+        "since": _wall(world, engine.since),
+        "ready": _wall(world, engine.ready_at),
+        "next_try": _wall(world, engine.life.deadline) if engine.phase is Phase.BACKOFF else None,
+        "life": liveness.judge(engine.pulse).value if engine.phase in JUDGED else None,
+        "health": engine.health.value if engine.health else None,
+        "probe": engine.pulse.unprovable or "ok",
+        "failures": len(engine.life.failures),
+        "cause": engine.cause,
+        "why": engine.why,
+        "metrics": _known(engine.metrics if runs else NO_PROCESS, _metrics),
+        "tree": _tree(engine.tree) if engine.tree and runs else None,
+    }
+
+
+def _metrics(metrics: Metrics) -> dict[str, Any]:
+    return {"running": metrics.running, "waiting": metrics.waiting, "kv_usage": metrics.kv_usage,
+            "preemptions": metrics.preemptions, "counters": metrics.progress is not None}
+
+
+def _tree(tree: Tree) -> dict[str, Any]:
+    return {
+        "rss_bytes": tree.rss_bytes,
+        "cpu": round(tree.cpu, 2),
+        "processes": [
+            {"pid": p.pid, "name": p.name, "rss_bytes": p.rss_bytes, "uss_bytes": p.uss_bytes, "cpu": p.cpu,
+             "threads": p.threads, "fds": p.fds}
+            for p in tree.processes
+        ],
+    }
+
+
+def _gpu(gpu: Gpu) -> dict[str, Any]:
+    return {
+        "index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "used_bytes": gpu.used_bytes,
+        "total_bytes": gpu.total_bytes, "utilization": gpu.utilization, "temperature_c": gpu.temperature_c,
+        "ecc_uncorrected": gpu.ecc_uncorrected,
+        "processes": [
+            {"pid": row.holder.pid, "name": row.holder.name, "used_bytes": row.used_bytes,
+             "engine": str(row.holder.mark) if row.holder.mark else None}
+            for row in gpu.processes
+        ],
+    }
+
+
+def _host(host: Host) -> dict[str, Any]:
+    return {"memory_total": host.memory_total, "memory_available": host.memory_available,
+            "disk_total": host.disk_total, "disk_free": host.disk_free, "load": host.load}
+
+
+def _known(reading: Any, show: Any) -> Any:
+    return {"unknown": reading.why} if isinstance(reading, Unknown) else show(reading)
+
+
+def _wall(world: World, at: float) -> float | None:
+    return round(at + world.wall_offset, 3) if isfinite(at) else None

@@ -1,0 +1,120 @@
+"""What the samples of GPUs, host, process trees and metrics mean: facts to keep, thresholds to hold them against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import inf
+
+from vllm_watchdog.core import symptoms
+from vllm_watchdog.core.commands import Dump
+from vllm_watchdog.core.events import GpusSampled, HostSampled
+from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.policy import Phase
+from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
+from vllm_watchdog.core.symptoms import Change, Sighting, Watch
+from vllm_watchdog.core.turn import HOST, Turn
+from vllm_watchdog.core.world import World
+
+BUSY_CORES = 0.05       # of CPU: less than this is not loading a model
+BUSY_BYTES = 1 << 20
+
+
+def gpus_sampled(turn: Turn, event: GpusSampled) -> None:
+    was = turn.world.gpus
+    turn.world = replace(turn.world, gpus=event.gpus, gpus_at=event.at)
+    if isinstance(event.gpus, Unknown):
+        if not isinstance(was, Unknown):
+            turn.say("gpus.unknown", why=event.gpus.why)
+            turn.symptom(HOST, "gpu_driver_unresponsive", Urgency.CRITICAL, event.gpus.why)
+        return
+    for gpu in event.gpus:
+        if turn.world.engine_on(gpu.index) is not None:
+            hold(turn, symptoms.of_gpu(gpu, turn.world.plan.thresholds, _warm(turn, gpu)))
+
+
+def _warm(turn: Turn, gpu: Gpu) -> int | None:
+    """The card's level some minutes after its engine became ready; vLLM's VRAM is flat from then on."""
+    engine = turn.world.engine_on(gpu.index)
+    if engine is None or engine.phase is not Phase.SERVING:
+        return None
+    if turn.at - engine.ready_at < turn.world.plan.thresholds.warm_up_s:
+        return None
+    warm = dict(engine.warm)
+    if gpu.index not in warm:
+        turn.change(engine.name, warm=(*engine.warm, (gpu.index, gpu.used_bytes)))
+    return warm.get(gpu.index)
+
+
+def host_sampled(turn: Turn, event: HostSampled) -> None:
+    turn.world = replace(turn.world, host=event.host)
+    if isinstance(event.host, Host):
+        hold(turn, symptoms.of_host(event.host, turn.world.plan.thresholds))
+    for tree in event.trees:
+        for engine in turn.world.engines:
+            if engine.mark == tree.mark:
+                _tree_sampled(turn, engine.name, tree)
+
+
+def _tree_sampled(turn: Turn, name: str, tree: Tree) -> None:
+    engine = turn.world.engine(name)
+    moved = (tree.io_bytes or 0) - ((engine.tree.io_bytes or 0) if engine.tree else 0)
+    active = tree.cpu >= BUSY_CORES or moved >= BUSY_BYTES
+    trend = engine.trend
+    if turn.at - engine.ready_at >= turn.world.plan.thresholds.warm_up_s:
+        trend = symptoms.with_point(trend, turn.at, tree.rss_bytes)
+    engine = turn.change(name, tree=tree, trend=trend, active_at=turn.at if active else engine.active_at)
+    hold(turn, symptoms.of_tree(tree, turn.world.plan.thresholds, symptoms.slope(trend)))
+    idle_s = turn.at - engine.active_at
+    if engine.phase is Phase.LOADING and idle_s >= engine.plan.limits.load_idle_s:
+        turn.fault(name, "load_timeout", f"not ready, and no CPU or disk activity for {idle_s:.0f} s")
+
+
+def watch_metrics(turn: Turn, name: str, metrics: Metrics | Unknown) -> None:
+    if isinstance(metrics, Metrics):
+        hold(turn, symptoms.of_metrics(name, metrics, turn.world.plan.thresholds))
+
+
+def watches_of(world: World, service: str) -> tuple[Watch, ...]:
+    """The detectors whose symptoms belong to a service: of its engines, and of their cards."""
+    if service == HOST:
+        return tuple(watch for watch in world.watches if watch.subject == HOST)
+    engines = [plan for plan in world.plan.engines if service in (plan.name, plan.backup_for)]
+    subjects = {plan.name for plan in engines} | {f"gpu{gpu}" for plan in engines for gpu in plan.gpus}
+    return tuple(watch for watch in world.watches if watch.subject in subjects)
+
+
+def hold(turn: Turn, sightings: Iterable[Sighting]) -> None:
+    """Hold values against their thresholds; what is raised joins an incident and earns a bundle."""
+    for seen in sightings:
+        known = {(watch.class_, watch.subject): watch for watch in turn.world.watches}
+        watch = known.get((seen.class_, seen.subject), Watch(seen.class_, seen.subject))
+        watch, change = symptoms.observe(watch, turn.at, seen, turn.world.plan.thresholds.clear_after_s)
+        others = tuple(w for w in turn.world.watches if (w.class_, w.subject) != (seen.class_, seen.subject))
+        turn.world = replace(turn.world, watches=(*others, watch))
+        if change is Change.RAISED:
+            _raised(turn, seen)
+        elif change is Change.CLEARED:
+            turn.say("symptom.cleared", symptom=seen.class_, subject=seen.subject)
+            turn.note(_whose(turn, seen.subject), "cleared", f"{seen.class_} of {seen.subject}")
+
+
+def _whose(turn: Turn, subject: str) -> str:
+    """The engine to name for a subject: itself, the one on the card, or the host."""
+    if subject.startswith("gpu") and subject[3:].isdigit():
+        engine = turn.world.engine_on(int(subject[3:]))
+        return engine.name if engine else HOST
+    return subject
+
+
+def _raised(turn: Turn, seen: Sighting) -> None:
+    name = _whose(turn, seen.subject)
+    turn.say("symptom.raised", symptom=seen.class_, subject=seen.subject, text=seen.text)
+    incident = turn.symptom(name, seen.class_, Urgency.WARNING, seen.text)
+    key = f"{seen.class_}/{seen.subject}"
+    bundled = dict(turn.world.bundled)
+    if turn.at - bundled.get(key, -inf) < turn.world.plan.bundle_interval_s:
+        return
+    turn.world = replace(turn.world, bundled=tuple((bundled | {key: turn.at}).items()))
+    mark = None if name == HOST else turn.world.engine(name).mark
+    turn.do(Dump(incident.id, mark, seen.class_, stacks=False, deadline_s=10))

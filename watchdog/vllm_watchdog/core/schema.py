@@ -1,0 +1,8 @@
+"""The one decoder of everything that is written down: journal, state file, history."""
+
+from __future__ import annotations
+
+from vllm_watchdog.core import commands, events, findings, incidents, memory, plan, readings
+from vllm_watchdog.core.codec import Codec
+
+CODEC = Codec(readings, plan, findings, incidents, memory, events, commands)

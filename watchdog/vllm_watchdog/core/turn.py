@@ -1,0 +1,222 @@
+"""One event's worth of change: collects the next world and the commands while `advance` works, and is then forgotten.
+
+It is where decisions of the policy become commands, and where a failure becomes part of an incident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from vllm_watchdog.core import gate, incidents, policy
+from vllm_watchdog.core.blame import specificity
+from vllm_watchdog.core.commands import Alert, Command, Drain, Dump, Kill, Record, SampleGpus, Say, Spawn, Term
+from vllm_watchdog.core.incidents import Incident, Urgency
+from vllm_watchdog.core.liveness import Pulse
+from vllm_watchdog.core.policy import Do, Phase, Sign
+from vllm_watchdog.core.symptoms import Trend
+from vllm_watchdog.core.verdict import Finding
+from vllm_watchdog.core.world import NOT_YET, Engine, World
+
+HOST = "host"       # the service of symptoms that belong to no engine
+DAY_S = 86400.0
+LOOK_S = 0.1        # how often the GPUs are sampled while an engine waits for their memory: it was back after 0.17-0.43 s
+OOMS = frozenset({"oom_runtime", "startup_oom"})
+WHY_BY_PHASE = {
+    Phase.STARTING: ("spawn_failed", "it was not started within {limits.spawn_s:.0f} s"),
+    Phase.LOADING: ("load_timeout", "not ready after {limits.load_s:.0f} s"),
+    Phase.SUSPECT: ("engine_hang", "no token for {still:.0f} s: the counters stand still and a one-token request "
+                                   "is not answered"),
+}
+
+
+class Turn:
+    def __init__(self, world: World, at: float) -> None:
+        self._before = world
+        self.at = at
+        self.world = replace(world, at=at)
+        self.commands: list[Command] = []
+
+    @property
+    def stamp(self) -> str:
+        return incidents.stamp(self.wall)
+
+    @property
+    def wall(self) -> float:
+        return self.at + self.world.wall_offset
+
+    def do(self, command: Command) -> None:
+        self.commands.append(command)
+
+    def say(self, name: str, **fields: Any) -> None:
+        self.do(Say(name, tuple((key, str(value)) for key, value in fields.items() if value not in ("", None))))
+
+    def change(self, name: str, **facts: Any) -> Engine:
+        engine = replace(self.world.engine(name), **facts)
+        self.world = self.world.with_engine(engine)
+        return engine
+
+    # -- the policy
+
+    def sign(self, name: str, sign: Sign, doom: str = "") -> None:
+        """Tell the policy of one engine what happened, and carry out its decision."""
+        engine = self.world.engine(name)
+        if sign is Sign.TIMEOUT and not engine.cause and engine.phase in WHY_BY_PHASE:
+            class_, why = WHY_BY_PHASE[engine.phase]
+            still = self.at - engine.pulse.sign_at
+            engine = self.change(name, cause=class_, why=why.format(limits=engine.plan.limits, still=still))
+        event = policy.Event(self.at, sign, doom)
+        life, actions = policy.step(engine.life, event, engine.plan.limits, f"{self.world.plan.seed}/{name}")
+        was = engine.phase
+        self.change(name, life=life, since=self.at if life.phase is not was else engine.since)
+        if life.phase is not was:
+            self.say("engine.phase", engine=engine.mark, was=was, now=life.phase, because=sign)
+            self.note(name, "phase", f"{engine.name}: {was} -> {life.phase}")
+        for action in actions:
+            CARRY_OUT[action](self, name)
+
+    def _spawn(self, name: str) -> None:
+        engine = self.world.engine(name)
+        if engine.generation:
+            recent = tuple(at for at in self.world.restarts if at > self.at - DAY_S)
+            self.world = replace(self.world, restarts=(*recent, self.at))
+        engine = Engine(
+            plan=engine.plan, life=engine.life, generation=engine.generation + 1, since=self.at, spawned_at=self.at,
+            active_at=self.at, pulse=Pulse(since=self.at), metrics=NOT_YET, trend=Trend(), ooms=engine.ooms,
+        )
+        self.world = self.world.with_engine(engine)
+        self.note(name, "action", f"starting {engine.mark}")
+        self.do(Spawn(engine.mark))
+
+    def _dump(self, name: str) -> None:
+        engine = self.world.engine(name)
+        incident = self.blame(name)
+        self.change(name, dumped=True)
+        self.do(Dump(incident.id, engine.mark, engine.blame, stacks=True, deadline_s=engine.plan.limits.dump_s))
+
+    def _snap(self, name: str) -> None:
+        engine = self.world.engine(name)
+        if not engine.life.charged or engine.dumped:
+            return
+        incident = self.blame(name)
+        self.change(name, dumped=True)
+        self.do(Dump(incident.id, engine.mark, engine.blame, stacks=False, deadline_s=engine.plan.limits.dump_s))
+
+    def _look(self, _: str) -> None:
+        self.sample_again()
+
+    def sample_again(self) -> None:
+        """Sample the GPUs now, and be woken soon: somebody waits for their memory."""
+        self.world = replace(self.world, look_at=self.at + LOOK_S)
+        self.do(SampleGpus())
+
+    def _page(self, name: str) -> None:
+        engine = self.world.engine(name)
+        class_, text = PAGES[engine.phase](self, engine)
+        self.symptom(name, class_, Urgency.PAGE, text)
+
+    def send(self, kind: type[Kill] | type[Term] | type[Drain], name: str) -> None:
+        self.do(kind(self.world.engine(name).mark))
+
+    # -- incidents
+
+    def service_of(self, name: str) -> str:
+        return HOST if name == HOST else self.world.plan.service_of(name)
+
+    def blame(self, name: str) -> Incident:
+        """The failure of this generation joins, or opens, the service's incident."""
+        engine = self.world.engine(name)
+        why = engine.why or (f"exit code {engine.exit_code}" if engine.exit_code is not None else "it is gone")
+        return self.symptom(name, engine.blame, Urgency.CRITICAL, why)
+
+    def symptom(self, name: str, class_: str, urgency: Urgency, text: str, findings: tuple[Finding, ...] = ()) -> Incident:
+        """A symptom of an engine, or of the host, joins or opens the incident of its service."""
+        service = self.service_of(name)
+        incident = self.world.incident(service)
+        if incident is None:
+            generation = 0 if name == HOST else self.world.engine(name).generation
+            incident = incidents.opened(service, name, generation, class_, urgency, text, self.at, self.wall)
+        else:
+            incident = incidents.joined(incident, class_, urgency, text, self.at)
+        incident = incidents.proved(incident, findings)
+        self.world = self.world.with_incident(incident)
+        return incident
+
+    def note(self, name: str, what: str, text: str) -> None:
+        """A line in the timeline of the service's incident, if one is open."""
+        incident = self.world.incident(self.service_of(name))
+        if incident is not None:
+            self.world = self.world.with_incident(incidents.noted(incident, self.at, what, text))
+
+    def fault(self, name: str, class_: str, text: str, findings: tuple[Finding, ...] = (), doom: bool = False) -> None:
+        """A failure of the running generation that waiting does not mend."""
+        engine = self.world.engine(name)
+        ours = not engine.life.charged and engine.phase not in policy.ALIVE
+        if ours or engine.phase in policy.AT_REST | {Phase.RELEASING, Phase.BACKOFF}:
+            return                                      # what follows our own stop is not a symptom
+        if specificity(class_) > specificity(engine.cause):
+            engine = self.change(name, cause=class_, why=text)
+        if class_ in OOMS and not (engine.ooms and engine.ooms[-1] >= engine.spawned_at):
+            recent = tuple(at for at in engine.ooms if at > self.at - engine.plan.limits.window_s)
+            self.change(name, ooms=(*recent, self.at))
+        self.symptom(name, class_, Urgency.CRITICAL, text, findings)
+        if self.world.paused and engine.phase in policy.ALIVE:
+            self.note(name, "paused", f"{name} is left alone: automatic actions are paused")
+            return
+        self.sign(name, Sign.FAULT, doom=class_ if doom else "")
+
+    def flush(self) -> tuple[Command, ...]:
+        """The commands of this turn, with the records and alerts that changed incidents owe."""
+        before = {incident.id: incident for incident in self._before.incidents}
+        for incident in self.world.incidents:
+            was = before.get(incident.id)
+            if incident == was:
+                continue
+            self.do(Record(incident))
+            for kind in incidents.owed(was, incident):
+                self.do(Alert(kind, incident))
+        still_open = tuple(incident for incident in self.world.incidents if incident.wall_resolved is None)
+        self.world = replace(self.world, incidents=still_open)
+        return tuple(self.commands)
+
+
+CARRY_OUT: dict[Do, Callable[[Turn, str], None]] = {
+    Do.LOOK: Turn._look,
+    Do.SPAWN: Turn._spawn,
+    Do.DUMP: Turn._dump,
+    Do.SNAP: Turn._snap,
+    Do.TERM: lambda turn, name: turn.send(Term, name),
+    Do.KILL: lambda turn, name: turn.send(Kill, name),
+    Do.DRAIN: lambda turn, name: turn.send(Drain, name),
+    Do.PAGE: Turn._page,
+}
+
+
+def _held(turn: Turn, engine: Engine) -> tuple[str, str]:
+    limits = engine.plan.limits
+    if engine.life.doom:
+        return engine.life.doom, f"{engine.name} is held: another try would fail alike ({engine.why})"
+    failures = len(engine.life.failures)
+    return "budget_spent", (f"{engine.name} is held: {failures} failures within {limits.window_s:.0f} s, "
+                            f"{limits.budget} are allowed; the last was {engine.blame}")
+
+
+def _no_room(turn: Turn, engine: Engine) -> tuple[str, str]:
+    others = gate.rivals(engine.plan, ((e.plan, e.phase) for e in turn.world.engines))
+    why = [f"{name} still has processes" for name in others] + [f"{mark} is not gone yet" for mark in turn.world.strays]
+    if held := gate.told(engine.plan, turn.world.gpus):
+        why.append(held)
+    return "vram_held", f"{engine.name} can't be started: " + ("; ".join(why) or "no GPU sample has come")
+
+
+def _wedged(turn: Turn, engine: Engine) -> tuple[str, str]:
+    return "wedged", (f"{engine.mark} survived SIGKILL for {engine.plan.limits.kill_s:.0f} s (PID {engine.pid}); no second "
+                      "engine is started on its GPUs; the driver or a reboot must free them")
+
+
+PAGES: dict[Phase, Callable[[Turn, Engine], tuple[str, str]]] = {
+    Phase.HELD: _held,
+    Phase.RELEASING: _no_room,
+    Phase.WEDGED: _wedged,
+}

@@ -1,0 +1,150 @@
+"""Everything the watchdog knows, as one frozen value.  `advance.advance` makes the next one; nothing else changes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from vllm_watchdog.core.failover import Service
+from vllm_watchdog.core.incidents import Incident
+from vllm_watchdog.core.liveness import Pulse
+from vllm_watchdog.core.memory import EngineMemory, Memory
+from vllm_watchdog.core.plan import EnginePlan, Plan
+from vllm_watchdog.core.policy import AT_REST, ONLY_WHEN_ACTIVE, Phase, State
+from vllm_watchdog.core.readings import Gpu, Health, Host, Mark, Metrics, Tree, Unknown
+from vllm_watchdog.core.symptoms import Trend, Watch
+
+NOT_YET = Unknown(0.0, "not sampled yet")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine and its newest generation.  Instants are monotonic seconds; inf: not so now."""
+
+    plan: EnginePlan
+    life: State = State()
+    generation: int = 0
+    pid: int = 0
+    since: float = 0.0                  # of this phase
+    spawned_at: float = inf
+    ready_at: float = inf
+    active_at: float = 0.0              # last CPU, disk or log activity while loading
+    ill_since: float = inf              # /health refused or 5xx
+    health: Health | None = None
+    pulse: Pulse = Pulse()
+    metrics: Metrics | Unknown = NOT_YET
+    tree: Tree | None = None
+    trend: Trend = Trend()
+    warm: tuple[tuple[int, int], ...] = ()      # (card, bytes) in use after warm-up
+    cause: str = ""                     # class of this generation's failure, the most specific seen
+    why: str = ""                       # the sentence that proves it
+    dumped: bool = False                # this generation's evidence is taken
+    exit_code: int | None = None
+    ooms: tuple[float, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.plan.name, self.generation)
+
+    @property
+    def phase(self) -> Phase:
+        return self.life.phase
+
+    @property
+    def blame(self) -> str:
+        """The class to name for this generation's failure: an exit that nothing explains is a failure too."""
+        return self.cause or "unexpected_exit"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    plan: Plan = Plan()
+    boot_id: str = ""
+    at: float = 0.0
+    wall_offset: float = 0.0
+    engines: tuple[Engine, ...] = ()
+    services: tuple[Service, ...] = ()
+    strays: tuple[Mark, ...] = ()       # generations of before that must be empty before anything starts
+    gpus: tuple[Gpu, ...] | Unknown = NOT_YET
+    gpus_at: float = -inf
+    look_at: float = inf                # sample the GPUs at this instant: somebody waits for their memory
+    host: Host | Unknown = NOT_YET
+    kernel: Unknown | None = None
+    watches: tuple[Watch, ...] = ()
+    incidents: tuple[Incident, ...] = ()        # open ones
+    bundled: tuple[tuple[str, float], ...] = ()  # (class/subject, when its last bundle was taken)
+    paused: bool = False
+    stopping: bool = False
+    restarts: tuple[float, ...] = field(default=())     # of the last day
+
+    def engine(self, name: str) -> Engine:
+        """Raises KeyError for a name that is not configured."""
+        for engine in self.engines:
+            if engine.plan.name == name:
+                return engine
+        raise KeyError(name)
+
+    def service(self, name: str) -> Service:
+        """The service that an engine belongs to.  Raises KeyError."""
+        wanted = self.plan.service_of(name)
+        return next(service for service in self.services if service.name == wanted)
+
+    def incident(self, service: str) -> Incident | None:
+        return next((incident for incident in self.incidents if incident.service == service), None)
+
+    def engine_on(self, gpu: int) -> Engine | None:
+        """The engine to name for a card: the one that is meant to serve there."""
+        placed = [engine for engine in self.engines if gpu in engine.plan.gpus]
+        wanted = [engine for engine in placed if engine.life.wanted]
+        return next(iter(wanted or placed), None)
+
+    def with_engine(self, engine: Engine) -> World:
+        return replace(self, engines=tuple(engine if e.name == engine.name else e for e in self.engines))
+
+    def with_service(self, service: Service) -> World:
+        return replace(self, services=tuple(service if s.name == service.name else s for s in self.services))
+
+    def with_incident(self, incident: Incident) -> World:
+        """Replaces the open incident of its service, or adds it."""
+        others = tuple(i for i in self.incidents if i.service != incident.service)
+        return replace(self, incidents=(*others, incident))
+
+    @property
+    def all_at_rest(self) -> bool:
+        return not self.strays and all(engine.phase in AT_REST | {Phase.WEDGED} for engine in self.engines)
+
+
+def due_at(world: World, engine: Engine) -> float:
+    """When an engine's phase times out; never while `pause` suspends it."""
+    suspended = world.paused and engine.phase in ONLY_WHEN_ACTIVE
+    return inf if suspended else engine.life.deadline
+
+
+def next_deadline(world: World) -> float:
+    """The instant at which a Tick is due at the latest."""
+    return min((world.look_at, *(due_at(world, engine) for engine in world.engines)))
+
+
+def remembered(world: World) -> Memory:
+    """What the next daemon must know."""
+    return Memory(
+        boot_id=world.boot_id,
+        engines=tuple(
+            EngineMemory(
+                name=engine.name,
+                generation=engine.generation,
+                wanted=engine.life.wanted,
+                failures=engine.life.failures,
+                held=engine.blame if engine.phase is Phase.HELD else "",
+                why=engine.why if engine.phase is Phase.HELD else "",
+            )
+            for engine in world.engines
+        ),
+        on_backup=tuple(service.name for service in world.services if service.wanted != service.name),
+        incidents=world.incidents,
+        paused=world.paused,
+    )

@@ -1,0 +1,106 @@
+"""What `/proc` says of processes.  Reads small files that the kernel makes up: never waits for a process or a disk.
+
+What it will not tell (the process is gone, or another user's) is None or empty, never an error.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+KERNEL_THREAD = 0x00200000  # PF_KTHREAD of the kernel's sched.h
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcId:
+    """A process that can't be mistaken for another.  `start`: field 22 of its stat, clock ticks since boot."""
+
+    pid: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """One line of `/proc/PID/stat`.  `alive` is False for a zombie none of whose threads is left."""
+
+    who: ProcId
+    comm: str
+    alive: bool
+    ppid: int
+    group: int
+    session: int
+    kernel: bool
+
+
+def identify(pid: int) -> ProcId | None:
+    stat = read_stat(pid)
+    return stat.who if stat else None
+
+
+def alive(who: ProcId) -> bool:
+    """Still the same process, and not a zombie."""
+    stat = read_stat(who.pid)
+    return stat is not None and stat.who == who and stat.alive
+
+
+def age_s(who: ProcId) -> float:
+    """Seconds since it was forked, suspended time included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - who.start / TICKS_PER_S
+
+
+def title(pid: int) -> str:
+    """The name people know it by: vLLM's own process title, which is longer than comm's 15 bytes, else comm."""
+    first = read(pid, "cmdline").split(b"\0", 1)[0].decode(errors="replace")
+    if first.startswith("VLLM::"):
+        return first.strip()
+    return read(pid, "comm").decode(errors="replace").strip()
+
+
+def read_stat(pid: int) -> Stat | None:
+    raw = read(pid, "stat")
+    if not raw:
+        return None
+    opening, closing = raw.index(b"("), raw.rindex(b")")  # comm may itself hold blanks and parentheses
+    fields = raw[closing + 2 :].split(b" ", 20)
+    # A zombie leader may have threads left, stuck in the driver and holding the GPU: that process is not dead.
+    return Stat(
+        ProcId(pid, int(fields[19])),
+        raw[opening + 1 : closing].decode(errors="replace"),
+        alive=fields[0] not in (b"Z", b"X") or int(fields[17]) > 1,
+        ppid=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        kernel=bool(int(fields[6]) & KERNEL_THREAD),
+    )
+
+
+def walk() -> list[Stat]:
+    """Every process of the host but kernel threads, the oldest first: a parent comes before its children."""
+    stats = [stat for pid in pids() if (stat := read_stat(pid))]
+    return sorted((stat for stat in stats if not stat.kernel), key=lambda stat: (stat.who.start, stat.who.pid))
+
+
+def pids() -> list[int]:
+    with os.scandir("/proc") as entries:
+        return [int(entry.name) for entry in entries if entry.name.isdecimal()]
+
+
+def read(pid: int, name: str) -> bytes:
+    """A file of `/proc/PID`; empty where the process is gone, a zombie, or another user's."""
+    try:
+        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        parts = []
+        while part := os.read(fd, 65536):
+            parts.append(part)
+            if name == "stat":
+                break  # one read holds it all, and a second would cost as much again
+        return b"".join(parts)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

@@ -1,0 +1,249 @@
+"""Reads one engine's log as it grows, and tells what it proves about the generation that writes it.
+
+Posts LogRead where there are findings, and when a dead generation's log is read to its end.  A fatal finding waits for
+the end of its burst, so that a whole traceback is in one event.  Polls (no inotify: it misses what a rotation does);
+reads at most TURN_BLOCKS a turn; blocks its own thread only, on local files.  The offset is on disk, so a new daemon
+reads on: after a `kill -9` between the two writes at worst the lines of the last findings are told again, none is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+
+from vllm_watchdog.core.catalog import Severity
+from vllm_watchdog.core.events import Event, LogRead
+from vllm_watchdog.core.readings import Mark
+from vllm_watchdog.core.signatures import Phase
+from vllm_watchdog.core.verdict import Finding, Reader, Stream
+from vllm_watchdog.sense.logfile import LogFile
+from vllm_watchdog.sense.scan import Scanner
+
+LOOK_S = 0.2            # between looks at a quiet file
+QUIET_S = 0.1           # no new bytes for this long: the burst is over
+BURST_S = 0.5           # ... and it is told no later than this
+SAVE_S = 1.0
+DRAIN_S = 3.0           # less than Limits.settle_s: an orphan that floods the log must not hold up the funeral
+TURN_BLOCKS = 4         # 1 MiB, some 3 ms of scanning
+PENDING = 64            # findings of one burst; each class is found once, but kernel lines every time
+BEHIND = 512 << 20      # bytes unread; a log of nothing but candidates is read at some 5 MB/s, so skip what is older
+ROTATE_RETRY_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far the log of one generation was read: whole lines only, up to `offset`."""
+
+    engine: str
+    generation: int
+    inode: int
+    offset: int
+    lines: int
+    phase: str
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.engine, self.generation)
+
+
+class LogTail:
+    """`path`: the engine's log; `offset_path`: where the place is kept; rotated at `rotate_bytes`, `keep` old ones."""
+
+    def __init__(
+        self, engine: str, path: Path, offset_path: Path, post: Callable[[Event], None], clock: Callable[[], float],
+        rotate_bytes: int = 64 << 20, keep: int = 5,
+    ):
+        self._post, self._clock = post, clock
+        self._place_path, self._rotate_bytes, self._keep = offset_path, rotate_bytes, keep
+        self._file = LogFile(path)
+        self._mark: Mark | None = None
+        self._reader, self._scanner = Reader(Stream.ENGINE), Scanner()
+        self._partial = 0               # bytes read of a line that has no end yet
+        self._pending: list[Finding] = []
+        self._found_at = self._grew_at = self._rotate_at = self._save_at = 0.0
+        self._saved: Place | None = None
+        self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._woken, self._stopping = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"log-{engine}", daemon=True)
+
+    def start(self) -> None:
+        self._saved = _load(self._place_path)
+        self._thread.start()
+
+    def follow(self, mark: Mark, from_start_of_file: bool = False) -> None:
+        """What is written from now on is this generation's; call it before the spawn.
+
+        Where a place is kept of this very generation (an adopted engine), reading goes on there.  Where none is,
+        `from_start_of_file` takes the whole file for its.
+        """
+        self._order(partial(self._follow, mark, from_start_of_file))
+
+    def drain(self, mark: Mark) -> None:
+        """The generation is dead: read to the end, tell what is left -> LogRead(drained=True)."""
+        self._order(partial(self._drain, mark))
+
+    def asked_to_stop(self, mark: Mark) -> None:
+        """We asked this generation to leave: what it writes about that is no symptom."""
+        self._order(partial(self._asked_to_stop, mark))
+
+    def stop(self, deadline_s: float) -> None:
+        self._stopping.set()
+        self._woken.set()
+        self._thread.join(deadline_s)
+
+    def _order(self, order: Callable[[], None]) -> None:
+        self._orders.put(order)
+        self._woken.set()
+
+    # -- everything below runs in the thread
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._woken.clear()
+            while not self._orders.empty():
+                self._orders.get()()
+            more = self._mark is not None and self._turn()
+            self._woken.wait(0 if more else QUIET_S / 2 if self._pending else LOOK_S)
+        self._tell()
+        self._save()
+        self._file.close()
+
+    def _turn(self) -> bool:
+        """One bounded step.  True: there may be more to read at once."""
+        self._skip_what_is_too_much()
+        blocks = sum(1 for _ in range(TURN_BLOCKS) if self._read())
+        at = self._clock()
+        if self._pending and (at - self._grew_at >= QUIET_S or at - self._found_at >= BURST_S or not self._fatal()):
+            self._tell()
+        if at >= self._save_at and not self._pending:
+            self._save()
+        if self._file.size >= self._rotate_bytes and at >= self._rotate_at:
+            self._rotate()
+        return blocks == TURN_BLOCKS
+
+    def _read(self) -> bool:
+        """One block."""
+        block = self._file.read()
+        if not block:
+            return False
+        self._grew_at = self._clock()
+        newline = block.rfind(b"\n")
+        self._partial = len(block) - newline - 1 + (self._partial if newline < 0 else 0)
+        for number, line in self._scanner.feed(block):
+            self._feed(number, line)
+        return True
+
+    def _feed(self, number: int, line: str) -> None:
+        if (finding := self._reader.feed(line, number)) and len(self._pending) < PENDING:
+            if not self._pending:
+                self._found_at = self._clock()
+            self._pending.append(finding)
+
+    def _fatal(self) -> bool:
+        return any(finding.severity is Severity.FATAL for finding in self._pending)
+
+    def _tell(self, drained: bool = False) -> None:
+        findings, self._pending = tuple(self._pending), []
+        if self._mark and (findings or drained):
+            self._post(LogRead(self._clock(), self._mark, findings, drained))
+            self._save()
+
+    # -- orders
+
+    def _follow(self, mark: Mark, from_start_of_file: bool) -> None:
+        if mark == self._mark:
+            return
+        if self._mark:
+            self._read_to_end()
+            self._tell()
+        self._begin(mark, self._saved if self._saved and self._saved.mark == mark else None, from_start_of_file)
+
+    def _begin(self, mark: Mark, place: Place | None, from_start_of_file: bool) -> None:
+        self._mark, self._scanner, self._partial = mark, Scanner(), 0
+        self._reader = Reader(Stream.ENGINE, Phase(place.phase) if place else Phase.UNKNOWN)
+        if place:
+            self._scanner.lines = place.lines
+            # Another inode, or a file that is shorter: it was rotated meanwhile, so all that is there is new.
+            known = place.inode == self._file.inode and place.offset <= self._file.size
+            self._file.offset = place.offset if known else 0
+        elif from_start_of_file:
+            self._file.offset = 0
+        else:
+            self._file.skip_to_end()
+            self._reader.started()
+        self._save()
+
+    def _drain(self, mark: Mark) -> None:
+        if mark != self._mark and self._saved and self._saved.mark == mark:
+            self._begin(mark, self._saved, False)
+        if mark != self._mark:
+            self._post(LogRead(self._clock(), mark, (), True))     # nothing was ever read of it
+            return
+        self._read_to_end()
+        self._tell(drained=True)
+
+    def _read_to_end(self) -> None:
+        until = self._clock() + DRAIN_S
+        while self._read() and self._clock() < until:
+            pass
+        for number, line in self._scanner.finish():
+            self._feed(number, line)
+        self._partial = 0
+
+    def _asked_to_stop(self, mark: Mark) -> None:
+        if mark == self._mark:
+            self._reader.stop_requested()
+
+    # -- limits
+
+    def _skip_what_is_too_much(self) -> None:
+        if not self._file.rotating and (unread := self._file.size - self._file.offset) > BEHIND:
+            log.warning("log.skipped path=%s bytes=%d", self._file.path, unread)
+            self._file.skip_to_end()
+
+    def _rotate(self) -> None:
+        try:
+            self._file.rotate(self._keep)
+        except OSError as error:
+            log.warning("log.rotate_failed path=%s error=%s", self._file.path, error.strerror)
+            self._rotate_at = self._clock() + ROTATE_RETRY_S
+
+    # -- the place
+
+    def _save(self) -> None:
+        """Atomic; not flushed to the disk, since a crash of the host ends the engine, too."""
+        self._save_at = self._clock() + SAVE_S
+        if self._mark is None or self._file.rotating:
+            return
+        offset = max(0, self._file.offset - self._partial)
+        place = Place(
+            self._mark.engine, self._mark.generation, self._file.inode, offset, self._scanner.lines, self._reader.phase
+        )
+        if place == self._saved:
+            return
+        fresh = self._place_path.with_name(f".{self._place_path.name}.new")
+        try:
+            fresh.write_text(json.dumps(asdict(place)))
+            fresh.replace(self._place_path)
+        except OSError as error:
+            log.warning("log.place_not_saved path=%s error=%s", self._place_path, error.strerror)
+            return
+        self._saved = place
+
+
+def _load(path: Path) -> Place | None:
+    """None where nothing readable was kept."""
+    try:
+        place = Place(**json.loads(path.read_text()))
+        Phase(place.phase)
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+    return place

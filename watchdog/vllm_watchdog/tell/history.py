@@ -1,0 +1,275 @@
+"""The history: incidents, samples for the plots, and alerts not yet delivered, in one SQLite file (WAL).
+
+One thread owns the only writing connection; everyone else hands it jobs through a bounded queue and does not wait
+(the outbox may wait, with a deadline).  Never fatal: a corrupt file is set aside and a new one begun; while the disk is
+full or the file unwritable a job is dropped, counted, and said once a minute.  `Reader` is for everyone who asks; it
+opens the file read-only, while the daemon writes and when there is no daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from vllm_watchdog.core.codec import encode
+from vllm_watchdog.core.incidents import Incident
+from vllm_watchdog.tell.backlog import Backlog
+from vllm_watchdog.tell.files import Say, open_owner_only, set_aside
+
+slot_s = 10.0                       # one sample an engine in this long
+keep_samples_s = 7 * 86_400.0
+keep_incidents = 10_000
+keep_alerts_s = 30 * 86_400.0       # a delivered alert is remembered so that it is not told twice
+prune_s = 3600.0
+complain_s = 60.0
+busy_s = 5.0                        # readers never hold a WAL writer up; a human with a shell might
+
+schema = """
+CREATE TABLE IF NOT EXISTS incidents (
+    id TEXT PRIMARY KEY, service TEXT, engine TEXT, class TEXT, urgency TEXT,
+    wall_opened REAL, wall_resolved REAL, json TEXT);
+CREATE INDEX IF NOT EXISTS incidents_by_time ON incidents (wall_opened);
+CREATE TABLE IF NOT EXISTS samples (
+    slot INTEGER, engine TEXT, wall REAL, rss_bytes INTEGER, cpu REAL, vram_bytes INTEGER, kv_usage REAL,
+    running REAL, waiting REAL, preemptions REAL, PRIMARY KEY (engine, slot)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS outbox (
+    channel TEXT, incident TEXT, kind TEXT, wall REAL, payload TEXT, attempts INTEGER DEFAULT 0, done TEXT,
+    PRIMARY KEY (channel, incident, kind));
+PRAGMA user_version = 1;
+"""
+
+T = TypeVar("T")
+
+
+class _Job(Generic[T]):
+    """Something to write.  `over`: it is committed and `value` its answer, or it was dropped and `value` is None."""
+
+    def __init__(self, work: Callable[[sqlite3.Connection], T]) -> None:
+        self.work = work
+        self.value: T | None = None
+        self.over = threading.Event()
+
+    def finish(self, value: T | None) -> None:
+        self.value = value
+        self.over.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One engine's key figures; bytes, cores, kv_usage 0..1, `wall` epoch seconds; None: not known."""
+
+    engine: str
+    wall: float
+    rss_bytes: int | None = None
+    cpu: float | None = None
+    vram_bytes: int | None = None
+    kv_usage: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    preemptions: float | None = None
+
+
+_columns = ", ".join(field.name for field in fields(Sample))
+
+
+class History:
+    """`clock` is monotonic, `wall` epoch seconds.  Every method but `ask` returns at once."""
+
+    def __init__(self, path: Path, clock: Callable[[], float], wall: Callable[[], float], say: Say, *,
+                 queue_jobs: int = 10_000) -> None:
+        self.path = path
+        self._clock, self._wall, self._say = clock, wall, say
+        self._backlog: Backlog[_Job[Any]] = Backlog(queue_jobs)
+        self._connection: sqlite3.Connection | None = None
+        self._slots: dict[str, int] = {}
+        self._pruned_at = self._complained_at = float("-inf")
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+        self.lost = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, deadline_s: float) -> bool:
+        """Writes what waits.  False: not within `deadline_s`."""
+        self._backlog.close()
+        self._thread.join(deadline_s)
+        return not self._thread.is_alive()
+
+    def flush(self, deadline_s: float) -> bool:
+        return self._backlog.settled(deadline_s)
+
+    def record(self, incident: Incident) -> None:
+        """Writes the incident as it is now, over what was known of it."""
+        self.do(lambda db: _write_incident(db, incident))
+
+    def sample(self, sample: Sample) -> None:
+        """Keeps the first of each ten seconds, so it may be called as often as one samples."""
+        slot = int(sample.wall // slot_s)
+        if self._slots.get(sample.engine) != slot:
+            self._slots[sample.engine] = slot
+            self.do(lambda db: _write_sample(db, slot, sample))
+
+    def do(self, work: Callable[[sqlite3.Connection], object]) -> None:
+        """Work whose loss can be borne: it is counted and said."""
+        self._backlog.put(_Job(work))
+
+    def ask(self, work: Callable[[sqlite3.Connection], T], deadline_s: float) -> T | None:
+        """The work's answer once it is committed.  None: dropped, or not done within `deadline_s` (it may still be)."""
+        job = _Job(work)
+        if self._backlog.put(job):
+            job.over.wait(deadline_s)
+        return job.value
+
+    def _run(self) -> None:
+        while not self._backlog.over:
+            jobs, lost = self._backlog.take()
+            if lost:
+                self._count(lost, "the queue was full")
+            if jobs:
+                self._carry_out(jobs)
+        if self._connection:
+            self._connection.close()    # the last connection folds the WAL into the file
+
+    def _carry_out(self, jobs: list[_Job[Any]]) -> None:
+        """One transaction for all: a batch is as durable as one job, and costs one fsync."""
+        try:
+            self._commit(jobs)
+        except sqlite3.DatabaseError as error:
+            self._forget_connection()
+            if _is_corrupt(error):
+                self._replace(str(error), jobs)
+            else:
+                self._drop(jobs, str(error))
+        except OSError as error:
+            self._drop(jobs, error.strerror or str(error))
+
+    def _commit(self, jobs: list[_Job[Any]]) -> None:
+        if not self._connection:
+            self._connection = _open(self.path)
+        with self._connection as db:
+            db.execute("BEGIN IMMEDIATE")
+            answers = [job.work(db) for job in jobs]
+            if self._clock() - self._pruned_at >= prune_s:
+                self._pruned_at = self._clock()
+                _prune(db, self._wall())
+        for job, answer in zip(jobs, answers, strict=True):
+            job.finish(answer)
+
+    def _replace(self, why: str, jobs: list[_Job[Any]]) -> None:
+        try:
+            set_aside(self.path, self._wall(), why, self._say)
+            self._commit(jobs)
+        except (OSError, sqlite3.DatabaseError) as error:
+            self._forget_connection()
+            self._drop(jobs, str(error))
+
+    def _forget_connection(self) -> None:
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+
+    def _drop(self, jobs: list[_Job[Any]], why: str) -> None:
+        for job in jobs:
+            job.finish(None)
+        self._count(len(jobs), why)
+
+    def _count(self, lost: int, why: str) -> None:
+        self.lost += lost
+        if self._clock() - self._complained_at >= complain_s:
+            self._complained_at = self._clock()
+            self._say("history.lost", file=str(self.path), lost=self.lost, why=why)
+
+
+class Reader:
+    """Read-only, a connection a call, so any thread may ask.  Every method raises HistoryError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def incidents(self, limit: int = 50) -> list[dict[str, Any]]:
+        """The newest first: id, service, engine, class, urgency, wall_opened, wall_resolved (epoch seconds or None)."""
+        return self._rows("SELECT id, service, engine, class, urgency, wall_opened, wall_resolved FROM incidents"
+                          " ORDER BY wall_opened DESC, id DESC LIMIT ?", max(0, limit))
+
+    def incident(self, id_: str) -> dict[str, Any] | None:
+        """The same of one incident, and under `incident` all of it as `core.codec` encodes it.  None: there is none.
+        The beginning of an id is enough where only one begins so."""
+        rows = self._rows("SELECT * FROM incidents WHERE id = ?1 OR (?1 <> '' AND substr(id, 1, length(?1)) = ?1)"
+                          " ORDER BY id = ?1 DESC LIMIT 2", id_)
+        if not rows or (len(rows) == 2 and rows[0]["id"] != id_):
+            return None
+        row = rows[0]
+        row["incident"] = json.loads(row.pop("json"))
+        return row
+
+    def samples(self, engine: str, since_wall: float, limit: int = 100_000) -> list[dict[str, Any]]:
+        """Oldest first, one each ten seconds at most: the fields of `Sample`."""
+        return self._rows(f"SELECT {_columns} FROM samples WHERE engine = ? AND slot >= ?"  # noqa: S608 - our columns
+                          " ORDER BY slot LIMIT ?", engine, int(since_wall // slot_s), limit)
+
+    def _rows(self, query: str, *values: object) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            return []                   # nothing has happened yet
+        try:
+            db = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=busy_s)
+            db.row_factory = sqlite3.Row
+            try:
+                return [dict(row) for row in db.execute(query, values)]
+            finally:
+                db.close()
+        except sqlite3.DatabaseError as error:
+            raise HistoryError(f"{self._path}: {error}, expected the history of llm-watchdog") from None
+
+
+class HistoryError(Exception):
+    """The history cannot be read: one sentence."""
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Raises OSError, sqlite3.DatabaseError: also where the integrity check fails."""
+    os.close(open_owner_only(path, os.O_RDWR))      # SQLite gives its WAL the mode of the file
+    db = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
+    try:
+        _check(db)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")     # a delivered alert must stay delivered after a power cut
+        db.executescript(schema)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _check(db: sqlite3.Connection) -> None:
+    verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(f"malformed: {verdict}")
+
+
+def _is_corrupt(error: sqlite3.DatabaseError) -> bool:
+    return "malformed" in str(error) or "not a database" in str(error)
+
+
+def _write_incident(db: sqlite3.Connection, incident: Incident) -> None:
+    db.execute("INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+               (incident.id, incident.service, incident.engine, incident.class_, incident.urgency.value,
+                incident.wall_opened, incident.wall_resolved, json.dumps(encode(incident))))
+
+
+def _write_sample(db: sqlite3.Connection, slot: int, sample: Sample) -> None:
+    marks = ", ".join("?" * len(fields(Sample)))
+    db.execute(f"INSERT OR IGNORE INTO samples (slot, {_columns}) VALUES (?, {marks})",  # noqa: S608 - our columns
+               (slot, *astuple(sample)))
+
+
+def _prune(db: sqlite3.Connection, wall: float) -> None:
+    db.execute("DELETE FROM samples WHERE slot < ?", (int((wall - keep_samples_s) // slot_s),))
+    db.execute("DELETE FROM outbox WHERE wall < ?", (wall - keep_alerts_s,))
+    db.execute("DELETE FROM incidents WHERE id NOT IN (SELECT id FROM incidents ORDER BY wall_opened DESC LIMIT ?)",
+               (keep_incidents,))

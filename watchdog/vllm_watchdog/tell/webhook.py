@@ -1,0 +1,185 @@
+"""One alert channel: an HTTP POST of the alert's JSON.
+
+`timeout_s` bounds a whole try: the timeouts of `requests` are per socket operation, so a receiver that drips a byte a
+second would hold one for hours; a timer shuts the socket at the deadline.  (Only the name server can hold a try up for
+longer, as long as the resolver's own limits.)  The address and the headers are secrets: they appear in no message; what
+is told is the channel's name, a status or the name of an error.  Replies are read up to `reply_limit`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+from types import TracebackType
+from typing import Any
+
+import requests
+import requests.adapters
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+
+from vllm_watchdog.tell.outbox import Outcome
+
+reply_limit = 64 << 10
+answer_limit = 500          # characters of a reply that are shown
+operation_s = 5.0           # to connect, and between two bytes
+
+logging.getLogger("urllib3").setLevel(logging.CRITICAL)     # its warnings and debug lines hold whole addresses
+
+_world = (requests.RequestException, urllib3.exceptions.HTTPError, OSError, UnicodeError)
+
+
+class Webhook:
+    """`url` and `headers` are secrets.  `wall`: epoch seconds, to read a Retry-After that is a date."""
+
+    def __init__(self, name: str, url: str, headers: Mapping[str, str], timeout_s: float = 10.0,
+                 wall: Callable[[], float] = time.time) -> None:
+        self.name = name
+        self._url, self._headers, self._timeout_s, self._wall = url, dict(headers), timeout_s, wall
+
+    def send(self, payload: Mapping[str, Any]) -> Outcome:
+        outcome, _ = self._post(payload)
+        return outcome
+
+    def test(self, payload: Mapping[str, Any]) -> str:
+        """The receiver's status and the beginning of its answer, or why there is none; one line, no secret."""
+        outcome, answer = self._post(payload)
+        return f"{outcome.why}: {answer}" if answer else outcome.why
+
+    def _post(self, payload: Mapping[str, Any]) -> tuple[Outcome, str]:
+        timeout_s = self._timeout_s
+        with _Deadline(timeout_s) as deadline, requests.Session() as session:
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, _Adapter(deadline))
+            try:
+                reply = session.post(
+                    self._url, json=payload, headers=self._headers | {"User-Agent": "llm-watchdog"}, stream=True,
+                    timeout=min(operation_s, timeout_s), allow_redirects=False, auth=_as_it_is)
+            except _world as error:
+                return Outcome(False, f"no answer within {timeout_s:g} s" if deadline.passed else _reason(error)), ""
+            return self._outcome(reply), self._shown(_body(reply))
+
+    def _outcome(self, reply: requests.Response) -> Outcome:
+        ok = 200 <= reply.status_code < 300
+        hint = ", a redirect: give the final address" if 300 <= reply.status_code < 400 else ""
+        why = f"HTTP {reply.status_code}{hint}"
+        return Outcome(ok, why, None if ok else _retry_after_s(reply.headers.get("Retry-After", ""), self._wall()))
+
+    def _shown(self, body: bytes) -> str:
+        """One line; a receiver that repeats our own secrets to us does not get them printed."""
+        text = body.decode("utf-8", "replace")
+        for secret in (self._url, *self._headers.values()):
+            text = text.replace(secret, "***") if secret else text
+        return " ".join("".join(char if char.isprintable() else " " for char in text).split())[:answer_limit]
+
+
+def _body(reply: requests.Response) -> bytes:
+    """What there is of it.  The status has decided: a body that never ends must not have the alert sent again."""
+    try:
+        body: bytes = reply.raw.read(reply_limit, decode_content=True)
+    except _world:
+        return b""
+    return body
+
+
+class _Deadline:
+    """Shuts every socket of one try when its time is over."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._end = time.monotonic() + deadline_s
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(deadline_s, self._shut)
+        self._timer.daemon, self._timer.name = True, "alert-deadline"
+
+    def __enter__(self) -> _Deadline:
+        self._timer.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._sockets.clear()       # closed by now: their descriptors may be someone else's
+
+    @property
+    def passed(self) -> bool:
+        return time.monotonic() >= self._end
+
+    def watch(self, peer: socket.socket) -> None:
+        with self._lock:
+            self._sockets.append(peer)
+        if self.passed:
+            self._shut()
+
+    def _shut(self) -> None:
+        with self._lock:
+            for peer in self._sockets:
+                try:
+                    socket.socket.shutdown(peer, socket.SHUT_RDWR)      # below TLS, whose state is another thread's
+                except OSError:
+                    continue            # gone already
+
+
+class _Adapter(requests.adapters.HTTPAdapter):
+    """Gives every connection, through a proxy or not, to the deadline."""
+
+    def __init__(self, deadline: _Deadline) -> None:
+        class Plain(HTTPConnection):
+            def connect(self) -> None:
+                super().connect()
+                deadline.watch(self.sock)
+
+        class Tls(HTTPSConnection):
+            def connect(self) -> None:
+                super().connect()
+                deadline.watch(self.sock)
+
+        class PlainPool(urllib3.HTTPConnectionPool):
+            ConnectionCls = Plain
+
+        class TlsPool(urllib3.HTTPSConnectionPool):
+            ConnectionCls = Tls
+
+        self._pools = {"http": PlainPool, "https": TlsPool}
+        super().__init__(max_retries=0)
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = self._pools
+
+    def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
+        manager = super().proxy_manager_for(*args, **kwargs)
+        manager.pool_classes_by_scheme = self._pools
+        return manager
+
+
+def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Without this, a ~/.netrc that knows the host would replace the Authorization header."""
+    return request
+
+
+def _reason(error: BaseException) -> str:
+    """The error's name, and what the kernel said under it; never its text, which holds the address."""
+    cause: BaseException | None = error
+    for _ in range(10):
+        if isinstance(cause, socket.gaierror):
+            return f"{type(error).__name__} (the name was not resolved)"
+        if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException) and cause.errno:
+            return f"{type(error).__name__} ({os.strerror(cause.errno)})"
+        cause = cause and (cause.__cause__ or cause.__context__)
+    return type(error).__name__
+
+
+def _retry_after_s(value: str, wall: float) -> float | None:
+    """RFC 9110 10.2.3: seconds, or a date."""
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - wall)
+    except (ValueError, OverflowError):
+        return None
