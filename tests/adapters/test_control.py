@@ -13,8 +13,8 @@ import time
 from contextlib import closing
 
 import pytest
-
 from tests.fakes.tell import Clock, Said
+
 from vllm_watchdog.core.commands import Answer
 from vllm_watchdog.core.events import Asked
 from vllm_watchdog.tell import client, control, wire
@@ -71,8 +71,10 @@ def test_status_and_history_are_answered(daemon):
 
 @pytest.mark.parametrize(("request_", "why"), [
     (b'{"verb":"dance"}\n', "verb 'dance' is not known, expected events or one of status, incidents"),
-    (b'{"verb":["status"]}\n', "is not known"), (b"{}\n", "verb 'None' is not known"), (b"[]\n", "expected one JSON object"),
-    (b"status\n", "expected one JSON object"), (b"", "expected one JSON object"), (b"\xff\n", "expected one JSON object"),
+    (b'{"verb":["status"]}\n', "is not known"), (b"{}\n", "verb 'None' is not known"),
+    (b"[]\n", "expected one JSON object"),
+    (b"status\n", "expected one JSON object"), (b"", "expected one JSON object"),
+    (b"\xff\n", "expected one JSON object"),
     (b"[" * 60_000 + b"\n", "expected one JSON object"),
     (b'{"verb":"incidents","limit":0}\n', "limit: expected a whole number from 1 to 1000"),
     (b'{"verb":"incidents","limit":"all"}\n', "limit: expected"),
@@ -99,8 +101,11 @@ def test_an_operator_is_told_what_was_done(daemon, verb):
 
 def test_two_operators_get_their_own_answers(daemon):
     got = {}
-    threads = [threading.Thread(target=lambda e=engine: got.update({e: call(daemon.path, {"verb": "restart", "engine": e}, 5)}))
-               for engine in ("primary", "backup")]
+
+    def restart(engine):
+        got[engine] = call(daemon.path, {"verb": "restart", "engine": engine}, 5)
+
+    threads = [threading.Thread(target=restart, args=(engine,)) for engine in ("primary", "backup")]
     for thread in threads:
         thread.start()
     asked = [daemon.inbox.get(timeout=5) for _ in threads]

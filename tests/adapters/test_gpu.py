@@ -1,4 +1,4 @@
-"""The GPU helper: what it reads from a recorded NVML, and what GpuSense makes of a real helper that is stopped or killed."""
+"""What the GPU helper reads from a recorded NVML, and what GpuSense makes of a real helper, stopped or killed."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def one_card(**changes: Any) -> dict[str, Any]:
 
 def test_a_card_is_read_as_the_driver_tells_it() -> None:
     assert one_card() == {
-        "index": 0, "uuid": "GPU-5f0c2b5e-recorded", "name": "NVIDIA H200", "used_bytes": 41_636_724_736,
-        "total_bytes": 150_754_820_096, "utilization": 37, "temperature_c": 34, "ecc_uncorrected": 0,
-        "processes": [{"pid": 4242, "used_bytes": 41_124_102_144}], "bus_id": "0000:3b:00",
+        "index": 0, "uuid": "GPU-819b0977-af31-9acf-a464-856d4d11b130", "name": "NVIDIA H200", "used_bytes": 3_344_826_368,
+        "total_bytes": 150_754_820_096, "utilization": 0, "temperature_c": 28, "ecc_uncorrected": 0,
+        "processes": [{"pid": 425, "used_bytes": 2_690_646_016}], "bus_id": "0000:00:06",
     }
 
 
@@ -51,7 +51,7 @@ def test_a_card_is_read_as_the_driver_tells_it() -> None:
 def test_what_a_card_does_not_tell_is_empty_and_the_rest_is_read(call: str, field: str) -> None:
     card = one_card(refuses=(call,))
     assert not card[field]
-    assert card["used_bytes"] == 41_636_724_736
+    assert card["used_bytes"] == 3_344_826_368
 
 
 def test_memory_of_a_process_that_mig_does_not_tell_is_none() -> None:
@@ -291,7 +291,8 @@ def test_a_host_without_a_driver_is_told_once_and_looked_at_again_rarely(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LLM_WATCHDOG_SIM_GPU", raising=False)
-    monkeypatch.setattr(gpu, "HELPER", (sys.executable, "-c", "input(); print('{\"seq\": 1, \"unknown\": \"no NVIDIA driver\"}')"))
+    answer = "input(); print('{\"seq\": 1, \"unknown\": \"no NVIDIA driver\"}')"
+    monkeypatch.setattr(gpu, "HELPER", (sys.executable, "-c", answer))
     first = desk.sample()
     assert isinstance(first, Unknown)
     assert first.why == "no NVIDIA driver"

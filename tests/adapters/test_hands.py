@@ -255,7 +255,7 @@ def test_nothing_outlives_a_kill(bench: Bench, subreaper: None, how: dict[str, o
     assert bench.next(Exited).code == -signal.SIGKILL
     assert proc.identify(orphan)
     hands.do(Kill(ONE))
-    bench.next(Emptied)
+    assert [holder.pid for holder in bench.next(Emptied).killed] == [orphan]
     assert proc.identify(orphan) is None  # dead, and reaped
     assert proc.identify(leader) is None
 
@@ -264,7 +264,7 @@ def test_a_kill_of_a_living_engine_tells_the_exit_before_the_emptiness(bench: Be
     hands, _ = bench.up(a_child() + UP)
     hands.do(Kill(ONE))
     assert bench.next(Exited).code == -signal.SIGKILL
-    bench.next(Emptied)
+    assert bench.next(Emptied).killed == ()  # none of them was an orphan
     assert proc.marked(INSTANCE) == {}
 
 

@@ -115,19 +115,75 @@ def test_a_corrupt_file_is_set_aside_and_said_and_the_next_incident_is_kept(tmp_
     assert [row["id"] for row in Reader(path).incidents()] == [incident().id]
 
 
-def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(tmp_path, said):
+def test_a_disk_that_refuses_is_said_once_a_minute_and_loses_no_incident(tmp_path, said, monkeypatch):
+    monkeypatch.setattr(history, "retry_s", 0.01)
     folder = tmp_path / "logs"
     folder.write_text("in the way")
     book = History(folder / "history.db", Clock(), lambda: WALL, said)
     book.start()
     for number in range(3):
         book.record(incident(number))
-        assert book.flush(5)
-    assert len(said.of("history.lost")) == 1 and book.lost == 3
+    said.wait("history.failed")
+    assert book.ask(lambda db: 1, 5) is None        # at once: whoever waits is told
+    assert not book.flush(5)
     folder.unlink()
     book.record(incident(4))
     assert book.stop(5)
-    assert [row["id"] for row in Reader(book.path).incidents()] == [incident(4).id]
+    assert len(said.of("history.failed")) == 1 and book.lost == 0
+    assert [row["id"] for row in Reader(book.path).incidents()] == [incident(n).id for n in (4, 2, 1, 0)]
+
+
+def test_what_is_kept_for_a_full_disk_has_a_limit_and_the_newest_stay(tmp_path, said):
+    (tmp_path / "logs").write_text("in the way")
+    book = History(tmp_path / "logs" / "history.db", Clock(), lambda: WALL, said, queue_jobs=2)
+    for number in range(2):
+        book.record(incident(number))
+    book.start()
+    said.wait("history.failed")
+    book.record(incident(3))
+    assert not book.stop(5)
+    assert book.lost == 1 and len(book._kept) == 2
+
+
+def test_a_human_who_locks_the_file_costs_nothing_but_time(book, said, monkeypatch):
+    book.record(incident(1))
+    assert book.flush(5)
+    monkeypatch.setattr(history, "retry_s", 0.01)
+    monkeypatch.setattr(history, "busy_s", 0.05)
+    book._connection.execute("PRAGMA busy_timeout = 10")
+    human = sqlite3.connect(book.path, isolation_level=None)
+    human.execute("BEGIN IMMEDIATE")
+    book.record(incident(2))
+    assert said.wait("history.failed")[0]["why"] == "database is locked"
+    human.rollback()
+    human.close()
+    assert book.ask(lambda db: True, 5) or book.ask(lambda db: True, 5)
+    assert len(Reader(book.path).incidents()) == 2
+
+
+def test_a_file_removed_under_the_daemon_is_begun_again(book):
+    book.record(incident(1))
+    assert book.flush(5)
+    for path in book.path.parent.iterdir():
+        path.unlink()
+    book.record(incident(2))
+    assert book.flush(5)
+    assert [row["id"] for row in Reader(book.path).incidents()] == [incident(2).id]
+
+
+def test_a_file_that_goes_bad_while_the_daemon_runs_is_set_aside(book, said):
+    book.record(incident(1))
+    assert book.flush(5)
+
+    def bad(db):
+        if not said.of("file.set_aside"):
+            raise sqlite3.DatabaseError("database disk image is malformed")
+
+    book.do(bad)
+    book.record(incident(2))
+    assert book.flush(5)
+    assert len(said.of("file.set_aside")) == 1
+    assert [row["id"] for row in Reader(book.path).incidents()] == [incident(2).id]
 
 
 def test_a_hung_disk_costs_an_asker_its_deadline_and_the_loop_nothing(book):

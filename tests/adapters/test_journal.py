@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
-
 from tests.fakes.tell import WALL, Clock
+
 from vllm_watchdog.core import events
 from vllm_watchdog.core.codec import Codec
 from vllm_watchdog.core.events import StopAsked, Tick

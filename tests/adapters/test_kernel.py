@@ -17,8 +17,11 @@ from vllm_watchdog.core.readings import Unknown
 from vllm_watchdog.sense import kernel
 from vllm_watchdog.sense.kernel import KernelSense
 
-XID = b"3,1200,99000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, name=VLLM::EngineCor, GPU has fallen off the bus.\n SUBSYSTEM=pci\n"
-OOM = b"3,1201,99001,-;Out of memory: Killed process 4455 (VLLM::EngineCor) total-vm:90000000kB, anon-rss:1kB, file-rss:1kB\n"
+XID = (
+    b"3,1200,99000,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, name=VLLM::EngineCor, GPU has fallen off the bus.\n"
+    b" SUBSYSTEM=pci\n"
+)
+OOM = b"3,1201,99001,-;Out of memory: Killed process 4455 (VLLM::EngineCor) total-vm:90000000kB, anon-rss:1kB\n"
 NOISE = b"6,1199,98000,-;eth0: link up NVRM\n"
 
 

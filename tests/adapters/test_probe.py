@@ -154,7 +154,8 @@ def desk() -> Iterator[Callable[..., Desk]]:
 
 
 @pytest.mark.parametrize(
-    ("status", "health"), [(200, Health.OK), (500, Health.DEAD), (503, Health.DEAD), (404, Health.ODD), (301, Health.ODD)]
+    ("status", "health"),
+    [(200, Health.OK), (500, Health.DEAD), (503, Health.DEAD), (404, Health.ODD), (301, Health.ODD)],
 )
 def test_the_status_of_health_is_named(desk: Any, status: int, health: Health) -> None:
     with server(answer(status)) as one:
@@ -181,7 +182,9 @@ def test_a_server_that_drips_or_says_nothing_holds_no_longer_than_the_deadline(d
         assert time.monotonic() - began < 1.0
 
 
-@pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", b"\x00\x01 not http\r\n\r\n"])
+@pytest.mark.parametrize(
+    "reply", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", b"\x00\x01 not http\r\n\r\n"]
+)
 def test_an_answer_that_is_not_whole_is_silence(desk: Any, reply: bytes) -> None:
     def cut(_: bytes, connection: socket.socket) -> None:
         connection.sendall(reply)

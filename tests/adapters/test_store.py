@@ -3,14 +3,15 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import replace
 
 import pytest
-
 from tests.fakes.tell import WALL, Clock, Said, incident
+
+from vllm_watchdog.core.catalog import Action, Severity
 from vllm_watchdog.core.codec import encode
 from vllm_watchdog.core.memory import EngineMemory, Memory
 from vllm_watchdog.core.verdict import Finding
-from vllm_watchdog.core.catalog import Action, Severity
 from vllm_watchdog.tell import store
 from vllm_watchdog.tell.store import Store, load
 
@@ -18,9 +19,8 @@ from vllm_watchdog.tell.store import Store, load
 def memory(generation: int = 1) -> Memory:
     finding = Finding("oom_runtime", Severity.FATAL, Action.RESTART, 7, "显存 \udcff",
                       (("free_bytes", 12), ("others", ((4, 5),))))
-    held = incident()
-    return Memory("boot", (EngineMemory("primary", generation, True, (1.5, 2.0), "bad_args", "why"),), ("primary",),
-                  (type(held)(**{f: getattr(held, f) for f in held.__slots__} | {"findings": (finding,)}),), True)
+    engine = EngineMemory("primary", generation, True, (1.5, 2.0), "bad_args", "why")
+    return Memory("boot", (engine,), ("primary",), (replace(incident(), findings=(finding,)),), True)
 
 
 def clean(value: Memory) -> object:
@@ -49,7 +49,8 @@ def test_a_first_start_knows_nothing_and_says_nothing(tmp_path, said):
 
 
 @pytest.mark.parametrize("text", [
-    "", "{", "[1]", "null", "[" * 100_000, '{"_":"Memory"}', '{"_":"Memory","boot_id":7}', '{"_":"EngineMemory","name":"a"}',
+    "", "{", "[1]", "null", "[" * 100_000, '{"_":"Memory"}', '{"_":"Memory","boot_id":7}',
+    '{"_":"EngineMemory","name":"a"}',
     '{"_":"EngineMemory","name":"a","generation":1,"wanted":true}', '{"_":"Memory","boot_id":"b","later":1}',
     '{"_":"Memory","boot_id":"b","paused":{}}', "\udcff",
 ])

@@ -1,4 +1,4 @@
-"""pynvml with the answers of one NVIDIA H200 (driver 580) with one process on it, and each call refusable."""
+"""pynvml with the answers recorded on one NVIDIA H200 (driver 580.159.04) while a process held 2 GiB."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class RecordedNvml:
 
     def __init__(
         self, count: int = 1, library: bool = True, refuses: tuple[str, ...] = (), lost: tuple[int, ...] = (),
-        compute: Rows = ((4242, 41_124_102_144),), graphics: Rows = (),
+        compute: Rows = ((425, 2_690_646_016),), graphics: Rows = (),
     ) -> None:
         self._refuses, self._lost, self._library = refuses, lost, library
         self._answers: dict[str, Any] = {
             "nvmlInit": None,
             "nvmlDeviceGetCount": count,
             "nvmlDeviceGetHandleByIndex": SimpleNamespace(),
-            "nvmlDeviceGetUUID": "GPU-5f0c2b5e-recorded",
+            "nvmlDeviceGetUUID": "GPU-819b0977-af31-9acf-a464-856d4d11b130",
             "nvmlDeviceGetName": "NVIDIA H200",
-            "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=41_636_724_736, total=150_754_820_096),
-            "nvmlDeviceGetPciInfo": SimpleNamespace(domain=0, bus=0x3B, device=0),
-            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=37, memory=2),
-            "nvmlDeviceGetTemperature": 34,
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=3_344_826_368, total=150_754_820_096),
+            "nvmlDeviceGetPciInfo": SimpleNamespace(domain=0, bus=0, device=6),
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=0, memory=0),
+            "nvmlDeviceGetTemperature": 28,
             "nvmlDeviceGetTotalEccErrors": 0,
             "nvmlDeviceGetComputeRunningProcesses": rows(compute),
             "nvmlDeviceGetGraphicsRunningProcesses": rows(graphics),

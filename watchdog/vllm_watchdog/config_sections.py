@@ -22,6 +22,7 @@ from vllm_watchdog.config_fields import (
     Gib,
     Level,
     Line,
+    Location,
     Name,
     Number,
     Plain,
@@ -42,7 +43,7 @@ class Daemon(Section):
     state_dir: Folder = Path("logs/state")
     log_dir: Folder = Path("logs")
     sample_s: Annotated[float, READ, Field(strict=True, ge=0.1, le=60)] = PLAN.sample_s
-    socket: Path = Path("control.sock")
+    socket: Location = Path("control.sock")
 
     @field_validator("socket")
     @classmethod
@@ -62,7 +63,7 @@ class Engine(Section):
     args: Args = Field(default_factory=dict)
     env: Env = Field(default_factory=dict)
     api_key: Secret | None = None
-    backup_for: str | None = None
+    backup_for: Line | None = None
     standby: Literal["cold"] = "cold"
     load_timeout_s: Seconds = LIMITS.load_s
     load_idle_s: Seconds = LIMITS.load_idle_s

@@ -37,6 +37,7 @@ REMOVED_FLAGS = {
     "use-v2-block-manager": "last in 0.8.5; leave it out",
     "worker-use-ray": "last in 0.6.6; use --distributed-executor-backend ray",
 }
+APPENDED = frozenset({"--middleware"})    # vLLM's only flag that is repeated; its list flags take all values at once
 REMOVED_MODULES = {"vllm.entrypoints.api_server": "gone by 0.28; use vllm serve"}
 
 
@@ -80,8 +81,10 @@ def _flag(flag: str, value: Arg) -> tuple[str, ...]:
         return (flag,)
     if value is False:
         return (f"--no-{flag.removeprefix('--')}",)
-    if isinstance(value, list):
+    if isinstance(value, list) and flag in APPENDED:
         return tuple(word for item in value for word in _valued(flag, item))
+    if isinstance(value, list):
+        return (flag, *map(str, value))
     return _valued(flag, value)
 
 
@@ -103,7 +106,7 @@ def environment(env: Mapping[str, str], gpus: Sequence[int], api_key: SecretStr 
 
 
 def served_name(model: str, args: Mapping[str, Arg]) -> str:
-    """The name that requests use.  Of several the last, which is in force however vLLM reads a repeated flag."""
+    """The name that requests use.  Of several the last; vLLM answers to each."""
     names = args.get("served-model-name", model)
     return str(names[-1]) if isinstance(names, list) else str(names)
 

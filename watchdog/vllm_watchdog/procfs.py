@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of the kernel's sched.h
+KTHREADD = 2
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -78,8 +79,17 @@ def read_stat(pid: int) -> Stat | None:
 
 def walk() -> list[Stat]:
     """Every process of the host but kernel threads, the oldest first: a parent comes before its children."""
-    stats = [stat for pid in pids() if (stat := read_stat(pid))]
+    threads = _kernel_threads()
+    stats = [stat for pid in pids() if pid not in threads and (stat := read_stat(pid))]
     return sorted((stat for stat in stats if not stat.kernel), key=lambda stat: (stat.who.start, stat.who.pid))
+
+
+def _kernel_threads() -> frozenset[int]:
+    """The children of kthreadd in one read; on a small host they are most of what there is in `/proc`."""
+    parent = read_stat(KTHREADD)
+    if parent is None or not parent.kernel:  # in a container PID 2 is anybody
+        return frozenset()
+    return frozenset(map(int, read(KTHREADD, f"task/{KTHREADD}/children").split())) | {KTHREADD}
 
 
 def pids() -> list[int]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+LEAVE_S = 0.5
 LIMIT = 4 << 20  # `nvidia-smi -q` of eight cards is 0.1 MiB
 
 
@@ -48,7 +49,7 @@ class Capture:
         finally:
             self._end(running)
         return [
-            bytes(run.output) if run.ended else OverrunError(f"{argv[0]} gave no whole answer in {deadline_s:.0f} s")
+            bytes(run.output) if run.ended else OverrunError(f"{argv[0]} gave no whole answer in {deadline_s:g} s")
             for run, argv in zip(running, argvs, strict=True)
         ]
 
@@ -64,11 +65,20 @@ class Capture:
         for run in running:
             if run.process.stdout:
                 run.process.stdout.close()
-            if run.process.poll() is None:
+            if not (run.ended and _gone(run.process)) and run.process.poll() is None:
                 # The group is its own and its number can't be reused: the leader is our child and not yet reaped.
                 os.killpg(run.process.pid, signal.SIGKILL)
         with self._lock:
             self._killed += [run.process for run in running if run.process.poll() is None]
+
+
+def _gone(process: subprocess.Popen[bytes]) -> bool:
+    """What has closed its output is about to leave."""
+    try:
+        process.wait(LEAVE_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _popen(argv: Sequence[str]) -> subprocess.Popen[bytes]:

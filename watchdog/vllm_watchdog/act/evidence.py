@@ -27,7 +27,7 @@ __all__ = ["Context", "Evidence"]
 AT_ONCE = 4  # bundles in progress; with more, a disk or a driver hangs and another would hang too
 STUCK = 4  # threads of one part that never came back, before it is given up
 SHARE = 0.9  # of the deadline for the parts; the rest is for writing the page about them
-README = "README.md"
+CONTENTS = "bundle.txt"
 GIB = 1 << 30
 
 Takings = queue.SimpleQueue[tuple[str, str | Exception]]  # a part's name with its text, or with what went wrong
@@ -87,10 +87,9 @@ class Evidence:
         present, absent, missing = self._collect(dump, takings, folder)
         page = mask(_page(dump, present, absent, missing), secrets)
         try:
-            if not (folder / README).exists():
-                bundle.write(folder, README, page)
+            bundle.write(folder, CONTENTS, page)
         except OSError as error:
-            missing.append(f"{README}: {error.strerror}")
+            missing.append(f"{CONTENTS}: {error.strerror}")
         self._tell(dump, str(folder), missing)
         self._close(dump.incident)
 
@@ -145,7 +144,7 @@ class Evidence:
                 missing.append(f"{name}: {why}")
             else:
                 present.append(name)
-        missing += [f"{name}: not there in {dump.deadline_s:.0f} s" for name in waiting]
+        missing += [f"{name}: not there in {dump.deadline_s:g} s" for name in waiting]
         return sorted(present), sorted(absent), sorted(missing)
 
     def _write(self, folder: Path, name: str, text: str) -> str | None:

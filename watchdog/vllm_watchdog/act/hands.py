@@ -60,6 +60,7 @@ class Hands:
         self._leader: Leader | None = None
         self._exited = False  # the leader's death was posted
         self._purge: Purge | None = None
+        self._orphaned = False  # its leader was gone before the purge began
         self._group_term_at: float | None = None
         self._purge_at = self._tidy_at = clock()
 
@@ -194,7 +195,9 @@ class Hands:
         if self._purge:
             self._purge.close()
         self._group_term_at = None
-        self._purge, self._purge_at = Purge(mark, self._led(mark), self._index), self._clock()
+        leader = self._led(mark)
+        self._orphaned = leader is None or self._exited
+        self._purge, self._purge_at = Purge(mark, leader, self._index), self._clock()
 
     def _purge_once(self, purge: Purge) -> None:
         empty = purge.round()
@@ -207,7 +210,7 @@ class Hands:
         if leader := self._led(purge.mark):
             leader.release()
             self._leader = None
-        self._post(Emptied(self._clock(), purge.mark))
+        self._post(Emptied(self._clock(), purge.mark, purge.struck if self._orphaned else ()))
 
     def _tidy(self) -> None:
         """Reaps what re-parented to us and ended; but what began a session may be a leader in other hands."""

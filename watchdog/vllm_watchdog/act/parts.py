@@ -23,9 +23,7 @@ from urllib.parse import urlsplit
 
 from vllm_watchdog.act.capture import Capture, OverrunError
 from vllm_watchdog.core.commands import Dump
-from vllm_watchdog.launch import Launch
-from vllm_watchdog.launch import masked as masked_command
-from vllm_watchdog.launch import masked_env
+from vllm_watchdog.launch import Launch, masked, masked_env
 from vllm_watchdog.proc import marked
 from vllm_watchdog.procfs import read, walk
 
@@ -114,7 +112,7 @@ def _processes(ours: frozenset[int]) -> Iterator[tuple[int, int, int, int, str]]
         pages = read(pid, "statm").split()
         if pages:
             words = read(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0") if pid in ours else []
-            name = masked_command(words) if any(words) else stat.comm
+            name = masked(words) if any(words) else stat.comm
             yield int(pages[1]) * PAGE, int(pages[0]) * PAGE, pid, stat.ppid, name
 
 
@@ -206,7 +204,7 @@ def engine(scene: Scene, deadline_s: float) -> str:
     facts = {
         "engine": launch.name,
         "generation": mark.generation if mark else None,
-        "command": masked_command(launch.argv),
+        "command": masked(launch.argv),
         "environment": masked_env(launch.env),
         "cwd": str(launch.cwd),
         "version": _version(launch, deadline_s / 2),
@@ -281,7 +279,7 @@ def _get(url: str, deadline_s: float, limit: int = 4 << 20) -> bytes:
         connection.sendall(f"GET {where.path} HTTP/1.0\r\nHost: {where.netloc}\r\n\r\n".encode())
         while len(answer) < limit:
             if not select.select([connection], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise OverrunError(f"{where.path} gave no whole answer in {deadline_s:.0f} s")
+                raise OverrunError(f"{where.path} gave no whole answer in {deadline_s:g} s")
             part = connection.recv(65536)
             if not part:
                 break

@@ -13,7 +13,7 @@ import os
 import signal
 
 from vllm_watchdog.act.leader import Leader
-from vllm_watchdog.core.readings import Mark
+from vllm_watchdog.core.readings import Holder, Mark
 from vllm_watchdog.proc import MarkIndex, Owned, ProcId, deliver, hold
 
 FIRST_WAIT_S = 0.02  # a process with a big address space takes tens of milliseconds to die
@@ -30,11 +30,17 @@ class Purge:
         self._leader = leader
         self._index = index
         self._held: dict[ProcId, int] = {}
+        self._struck: dict[ProcId, str] = {}
 
     @property
     def fds(self) -> tuple[int, ...]:
         """Pidfds of those that were alive in the last round: readable when dead."""
         return tuple(self._held.values())
+
+    @property
+    def struck(self) -> tuple[Holder, ...]:
+        """Whom it signalled, by the kernel's name for them: reading a longer one may hang with a stuck process."""
+        return tuple(Holder(who.pid, name, self.mark) for who, name in self._struck.items())
 
     def all_died(self, ready: set[int]) -> bool:
         """Lets go of those whose pidfds are `ready`.  True: the last one struck is dead, so a walk is due."""
@@ -46,25 +52,26 @@ class Purge:
         """Signals all that is left.  True: nothing was."""
         # Looked for before the first blow: a child that wiped its environment is known by its living parent alone.
         ours = [owned for owned in self._index.owned() if owned.mark == self.mark]
-        left = {owned.stat.who for owned in ours if owned.stat.alive}
-        self._let_go(set(self._held) - left)
+        left = {owned.stat.who: owned.stat.comm for owned in ours if owned.stat.alive}
+        self._let_go(set(self._held) - set(left))
         if not left:
             reap(ours, self._leader)
             return True
         if self._leader:
             self._leader.send_group(signal.SIGKILL)
-        for who in left:
-            self._strike(who)
+        for who, name in left.items():
+            self._strike(who, name)
         self.wait_s = min(self.wait_s * GROWTH, LAST_WAIT_S)
         return False
 
     def close(self) -> None:
         self._let_go(set(self._held))
 
-    def _strike(self, who: ProcId) -> None:
+    def _strike(self, who: ProcId, name: str) -> None:
         fd = self._held.get(who) or hold(who)
         if fd is not None:
             self._held[who] = fd
+            self._struck[who] = name
             deliver(fd, signal.SIGKILL)
 
     def _let_go(self, dead: set[ProcId]) -> None:

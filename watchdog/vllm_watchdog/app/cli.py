@@ -193,11 +193,13 @@ def _parser() -> argparse.ArgumentParser:
     from vllm_watchdog import __version__
 
     parser = argparse.ArgumentParser(
-        prog="llm-watchdog", description="A host-level watchdog daemon for vLLM: launches, watches, proves, restarts, fails over.")
+        prog="llm-watchdog",
+        description="A host-level watchdog daemon for vLLM: launches, watches, proves, restarts, fails over.")
     parser.add_argument("--version", action="version", version=f"llm-watchdog {__version__}")
     sub = parser.add_subparsers(required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--config", type=Path, metavar="PATH", help="default: ./config.toml, then /etc/llm-watchdog/config.toml")
+    common.add_argument("--config", type=Path, metavar="PATH",
+                        help="default: ./config.toml, then /etc/llm-watchdog/config.toml")
 
     def add(name: str, command: Command, text: str, configured: bool = True) -> argparse.ArgumentParser:
         one = sub.add_parser(name, help=text, description=text, parents=[common] if configured else [])

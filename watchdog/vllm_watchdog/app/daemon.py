@@ -9,14 +9,16 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Protocol
 
-from vllm_watchdog.act.evidence import BundleLimits, Context, Evidence
+from vllm_watchdog.act.evidence import Context, Evidence
 from vllm_watchdog.act.hands import Hands, become_subreaper
 from vllm_watchdog.act.survey import survey
 from vllm_watchdog.app import channels
@@ -49,6 +51,7 @@ from vllm_watchdog.tell.systemd import Notifier
 
 HEALTH_TIMEOUT_S = 5.0      # a server with a thousand new requests was seen to need seconds for /health
 GPU_SILENT_PERIODS = 3
+EX_SOFTWARE = 70            # sysexits.h
 LEAVE_S = 5.0               # to write the last lines down when everything has stopped
 
 
@@ -129,8 +132,7 @@ class Daemon:
             name: self._part(Hands(launch, self.instance, post, clock)) for name, launch in self.launches.items()
         }
         self.evidence: Evidence = self._part(
-            Evidence(self._incidents_dir, self.launches, post, clock, BundleLimits(
-                self.settings.evidence.max_bundles, int(self.settings.evidence.max_gib * 2**30))))
+            Evidence(self._incidents_dir, self.launches, self.settings.evidence, post, clock, self.instance))
 
     @property
     def _incidents_dir(self) -> Path:
@@ -149,6 +151,7 @@ class Daemon:
                 at=time.monotonic(), plan=self.settings.plan(host_seed()), wall_offset=time.time() - time.monotonic(),
                 boot_id=boot_id(), memory=memory, survivors=survey(self.instance),
             )
+            threading.excepthook = self._crash
             for part in self._parts:
                 part.start()
             self._listen_to_signals()
@@ -161,6 +164,11 @@ class Daemon:
                 part.stop(max(end - time.monotonic(), 0.1))
             lock.release()
         return 0
+
+    def _crash(self, what: threading.ExceptHookArgs) -> None:
+        """A bug in an adapter's thread ends the daemon, as one in the loop does: systemd starts the next, which adopts."""
+        traceback.print_exception(what.exc_type, what.exc_value, what.exc_traceback)
+        os._exit(EX_SOFTWARE)
 
     def _listen_to_signals(self) -> None:
         def ask(number: int, _: FrameType | None) -> None:
@@ -237,7 +245,6 @@ class Daemon:
         return Context(
             report=json.dumps(report(self.world), indent=1, ensure_ascii=False),
             samples=self.samples.rows(),
-            gpus=json.dumps(encode(self.world.gpus), indent=1),
             pids=tuple(process.pid for process in tree.processes) if tree else (),
         )
 

@@ -88,12 +88,14 @@ class Stage:
         self.tell("one prompt of 36,000 characters comes in: more than this engine's memory can take")
         self._prompt()
         second = self.serving("primary", after=first["generation"])
-        self.tell(f"the engine died of it and exited with code 0; it is replaced: generation {second['generation']}, PID {second['pid']}")
+        self.tell("the engine died of it and exited with code 0; it is replaced: "
+                  f"generation {second['generation']}, PID {second['pid']}")
 
         self.tell("the same prompt again")
         self._prompt()
         backup = self.serving("backup")
-        self.tell(f"twice is enough: the backup with its lower --max-num-seqs serves on port {self.backup_port}, PID {backup['pid']}")
+        self.tell("twice is enough: the backup with its lower --max-num-seqs serves "
+                  f"on port {self.backup_port}, PID {backup['pid']}")
 
         self.tell("this is what `llm-watchdog status` says now\n")
         print(show.status(self._status() or {}), file=self.out)
@@ -133,7 +135,8 @@ class Stage:
         """Waits until that engine serves with a newer generation than `after`."""
         def found() -> dict[str, Any] | None:
             engines = (self._status() or {}).get("engines", [])
-            return next((e for e in engines if e["name"] == name and e["phase"] == "serving" and e["generation"] > after), None)
+            return next((engine for engine in engines if engine["name"] == name and engine["phase"] == "serving"
+                         and engine["generation"] > after), None)
 
         return self.until(found, f"{name} does not serve")
 

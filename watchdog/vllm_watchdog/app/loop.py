@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from vllm_watchdog.core.advance import advance
@@ -72,8 +73,7 @@ class Loop:
 
 def boot_id() -> str:
     """The kernel's id of this boot; monotonic instants mean something only within it."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
+    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
 
 
 def host_seed() -> int:

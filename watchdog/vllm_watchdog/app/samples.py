@@ -30,9 +30,9 @@ class Samples:
             self._rows.append((f"{sample.wall:.3f}", engine.name, str(engine.generation), engine.phase.value, *known))
         return samples
 
-    def rows(self) -> tuple[tuple[str, ...], ...]:
-        """The heading first."""
-        return (HEADER, *self._rows)
+    def rows(self) -> tuple[str, ...]:
+        """Lines of CSV, the heading first."""
+        return tuple(",".join(row) for row in (HEADER, *self._rows))
 
 
 def _samples(world: World, engine: Engine) -> Iterator[Sample]:

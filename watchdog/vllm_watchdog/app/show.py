@@ -52,7 +52,8 @@ def _gpus(gpus: Any) -> Iterator[str]:
                             + _figure(row["used_bytes"] and row["used_bytes"] / GIB, "{:.1f} GiB")
                             for row in gpu["processes"][:6])
         yield (f"GPU {gpu['index']} {gpu['name']}: {used:.1f} of {total:.1f} GiB ({used / total:.0%}), "
-               f"{_figure(gpu['utilization'], '{}%')} busy, {_figure(gpu['temperature_c'], '{} °C')}; {holders or 'no process'}")
+               f"{_figure(gpu['utilization'], '{}%')} busy, {_figure(gpu['temperature_c'], '{} °C')}; "
+               + (holders or "no process"))
 
 
 def _host(host: dict[str, Any]) -> str:
@@ -79,12 +80,18 @@ def incidents(rows: Sequence[dict[str, Any]]) -> str:
 def incident(row: dict[str, Any], folder: Path) -> str:
     """One incident: what, when, the lines that prove it, what was done, where the evidence lies."""
     whole = row["incident"]
-    lines = [row["id"], f"  cause     {row['class']}: {whole['text']}", f"  engine    {row['engine']}, generation {whole['generation']}",
-             f"  opened    {_when(row['wall_opened'])}", f"  resolved  {_when(row['wall_resolved'])} ({_lasted(row)})"]
+    lines = [
+        row["id"],
+        f"  cause     {row['class']}: {whole['text']}",
+        f"  engine    {row['engine']}, generation {whole['generation']}",
+        f"  opened    {_when(row['wall_opened'])}",
+        f"  resolved  {_when(row['wall_resolved'])} ({_lasted(row)})",
+    ]
     offset = whole["wall_opened"] - whole["opened_at"]
-    lines += ["", "timeline"] + [f"  {_clock(entry['at'] + offset)}  {entry['what']:<9} {entry['text']}" for entry in whole["timeline"]]
+    lines += ["", "timeline"]
+    lines += [f"  {_clock(entry['at'] + offset)}  {entry['what']:<9} {entry['text']}" for entry in whole["timeline"]]
     if whole["findings"]:
-        lines += ["", "log lines that prove it"] + [f"  {finding['text']}" for finding in whole["findings"]]
+        lines += ["", "log lines that prove it", *(f"  {finding['text']}" for finding in whole["findings"])]
     return "\n".join([*lines, "", f"evidence  {folder / row['id']}"])
 
 

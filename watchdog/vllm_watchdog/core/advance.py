@@ -67,7 +67,8 @@ def _spawn_failed(turn: Turn, event: events.SpawnFailed) -> None:
     if engine := _current(turn, event.mark):
         turn.say("engine.spawn_failed", engine=event.mark, class_=event.class_, why=event.why)
         turn.change(engine.name, cause=event.class_, why=event.why)
-        turn.sign(engine.name, Sign.EMPTY, doom=event.class_)
+        doom = event.class_ if event.class_ == "port_stranger" else ""      # a full disk or process table may pass
+        turn.sign(engine.name, Sign.EMPTY, doom=doom)
 
 
 def _exited(turn: Turn, event: events.Exited) -> None:

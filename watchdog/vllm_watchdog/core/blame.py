@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_watchdog.core.signatures import ROWS
 from vllm_watchdog.core.findings import KERNEL_RANK
+from vllm_watchdog.core.signatures import ROWS
 
 # What the watchdog sees for itself.  A log line that names a cause says more than a silence or an exit.
 OWN = {

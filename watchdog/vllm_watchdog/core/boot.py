@@ -7,11 +7,13 @@ is stopped, and each is said.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from vllm_watchdog.core.commands import Adopt, Kill
 from vllm_watchdog.core.events import Booted, Survivor
 from vllm_watchdog.core.failover import Service, Side
-from vllm_watchdog.core.memory import EngineMemory, Memory
+from vllm_watchdog.core.incidents import Incident
+from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.plan import EnginePlan, Plan
 from vllm_watchdog.core.policy import Phase, Sign, State
 from vllm_watchdog.core.readings import Mark
@@ -31,7 +33,7 @@ def booted(turn: Turn, event: Booted) -> None:
         wall_offset=event.wall_offset,
         engines=tuple(_engine(plan, known.get(plan.name), same_boot, event) for plan in event.plan.engines),
         services=tuple(_services(event.plan, memory, running, event.at)),
-        incidents=memory.incidents,
+        incidents=memory.incidents if same_boot else tuple(_rebased(i, event) for i in memory.incidents),
         paused=memory.paused,
     )
     turn.say("daemon.started", engines=len(event.plan.engines), survivors=len(event.survivors), same_boot=same_boot)
@@ -39,6 +41,15 @@ def booted(turn: Turn, event: Booted) -> None:
     for service in turn.world.services:
         if turn.world.engine(service.wanted).phase is not Phase.HELD:
             turn.sign(service.wanted, Sign.WANT)
+
+
+def _rebased(incident: Incident, event: Booted) -> Incident:
+    """After a reboot the monotonic clock began anew: the wall clock says how long ago it was."""
+    by = (incident.wall_opened - event.wall_offset) - incident.opened_at
+    return replace(
+        incident, opened_at=incident.opened_at + by, touched_at=event.at,
+        timeline=tuple(replace(entry, at=entry.at + by) for entry in incident.timeline),
+    )
 
 
 def _newest(name: str, survivors: tuple[Survivor, ...]) -> Survivor | None:
@@ -61,12 +72,14 @@ def _engine(plan: EnginePlan, known: EngineMemory | None, same_boot: bool, event
 
 def _services(plan: Plan, memory: Memory, running: dict[str, Survivor | None], at: float) -> list[Service]:
     """A service stays with its backup if it was there, or if only its backup still runs."""
+    known = {service.name: service for service in memory.services}
     services = []
     for primary in (engine for engine in plan.engines if engine.backup_for is None):
         backup = next((engine.name for engine in plan.engines if engine.backup_for == primary.name), None)
         only_backup = backup is not None and running[backup] is not None and running[primary.name] is None
-        side = Side.BACKUP if backup and (primary.name in memory.on_backup or only_backup) else Side.PRIMARY
-        services.append(Service(primary.name, backup, side, since=at))
+        before = known.get(primary.name, ServiceMemory(primary.name, on_backup=False, turned_at=-inf))
+        side = Side.BACKUP if backup and (before.on_backup or only_backup) else Side.PRIMARY
+        services.append(Service(primary.name, backup, side, since=at, turned_at=before.turned_at))
     return services
 
 

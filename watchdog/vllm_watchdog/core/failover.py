@@ -33,12 +33,16 @@ class Hint(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """`backup` None: there is nobody to fail over to.  `since`: of this side; `idle_since` inf: it is not idle."""
+    """`backup` None: there is nobody to fail over to.  `since`: of this side; `idle_since` inf: it is not idle.
+
+    `turned_at`: what the primary did before the last change of sides has had its answer, and counts no more.
+    """
 
     name: str
     backup: str | None = None
     side: Side = Side.PRIMARY
     since: float = 0.0
+    turned_at: float = -inf
     serving_since: float = inf
     idle_since: float = inf
 
@@ -52,7 +56,7 @@ class Service:
 class Facts:
     """What failover needs to know of the two engines."""
 
-    failures: int = 0           # of the primary, within the window
+    failures: int = 0           # of the primary, within the window and since the last change of sides
     ooms: int = 0
     degraded: bool = False
     primary_held: bool = False  # or wedged: no further try without a human
@@ -95,6 +99,8 @@ def _back(service: Service, at: float, facts: Facts, plan: FailoverPlan) -> Hint
         return Hint.NONE
     if facts.backup_held:
         return Hint.BACKUP_HELD
+    if facts.degraded:
+        return Hint.NONE            # the card that drove the primary away is still full
     stable = at - service.serving_since >= plan.stable_s
     idle = plan.failback is Failback.AUTO or at - service.idle_since >= plan.idle_s
     return Hint.STABLE if plan.failback is not Failback.MANUAL and stable and idle else Hint.NONE
@@ -103,4 +109,4 @@ def _back(service: Service, at: float, facts: Facts, plan: FailoverPlan) -> Hint
 def turned(service: Service, at: float) -> Service:
     """The other side's turn."""
     side = Side.BACKUP if service.side is Side.PRIMARY else Side.PRIMARY
-    return replace(service, side=side, since=at, serving_since=inf, idle_since=inf)
+    return replace(service, side=side, since=at, turned_at=at, serving_since=inf, idle_since=inf)

@@ -8,10 +8,11 @@ from math import inf
 from vllm_watchdog.core import failover, gate, incidents, liveness
 from vllm_watchdog.core.commands import Ask, Quit
 from vllm_watchdog.core.failover import Facts, Hint, Service
+from vllm_watchdog.core.incidents import Incident
 from vllm_watchdog.core.liveness import Life
 from vllm_watchdog.core.policy import Phase, Sign
 from vllm_watchdog.core.readings import Metrics, Unknown
-from vllm_watchdog.core.sampled import watches_of
+from vllm_watchdog.core.sampled import GPUS_LOST, watches_of
 from vllm_watchdog.core.turn import HOST, Turn
 from vllm_watchdog.core.world import Engine, World, due_at
 
@@ -116,14 +117,14 @@ def turn_service(turn: Turn, service: Service, why: Hint, start: Sign = Sign.WAN
 
 def _facts(turn: Turn, service: Service) -> Facts:
     world, primary = turn.world, turn.world.engine(service.name)
-    window = primary.plan.limits.window_s
-    failures = sum(at > turn.at - window for at in primary.life.failures)
-    serving = world.engine(service.wanted)
+    limits, serving = primary.plan.limits, world.engine(service.wanted)
+    charged = [at for at in primary.life.failures if at > turn.at - limits.window_s]
+    counts_from = max(turn.at - limits.window_s, service.turned_at)
     facts = Facts(
-        failures=failures,
-        ooms=sum(at > turn.at - window for at in primary.ooms),
+        failures=sum(at > counts_from for at in charged),
+        ooms=sum(at > counts_from for at in primary.ooms),
         degraded=any(w.raised and w.class_ == "vram_degrade" for w in watches_of(world, service.name)),
-        primary_held=_given_up(primary) or failures > primary.plan.limits.budget,
+        primary_held=_given_up(primary) or len(charged) > limits.budget,
         serving=serving.phase is Phase.SERVING,
         idle=_idle(serving),
     )
@@ -149,11 +150,15 @@ def _idle(engine: Engine) -> bool:
 
 # -- recovery
 
+def _still_blind(turn: Turn, incident: Incident) -> bool:
+    return incident.class_ == GPUS_LOST and isinstance(turn.world.gpus, Unknown)
+
+
 def _recovered(turn: Turn) -> None:
     """An incident ends when its service has served long enough and no symptom of it is left."""
     confirm_s = turn.world.plan.confirm_s
     for incident in turn.world.incidents:
-        raised = any(watch.raised for watch in watches_of(turn.world, incident.service))
+        raised = any(watch.raised for watch in watches_of(turn.world, incident.service)) or _still_blind(turn, incident)
         since = incident.touched_at
         if incident.service != HOST:
             known = {service.name: service for service in turn.world.services}

@@ -31,6 +31,12 @@ def rivals(plan: EnginePlan, phases: Iterable[tuple[EnginePlan, Phase]]) -> tupl
     )
 
 
+def in_the_way(plan: EnginePlan, strays: tuple[Mark, ...], plans: Iterable[EnginePlan]) -> tuple[Mark, ...]:
+    """Strays that may hold this one's cards; of an engine that is configured no more nobody knows which it had."""
+    known = {other.name: other for other in plans}
+    return tuple(mark for mark in strays if mark.engine not in known or share_a_card(plan, known[mark.engine]))
+
+
 def share_a_card(one: EnginePlan, other: EnginePlan) -> bool:
     return not one.gpus or not other.gpus or bool(set(one.gpus) & set(other.gpus))
 

@@ -15,6 +15,7 @@ from vllm_watchdog.core.blame import specificity
 from vllm_watchdog.core.verdict import Finding
 
 TIMELINE_KEPT = 300     # lines: the first ones and the last ones tell the story
+TOLD_S = 60.0           # a symptom that goes on is one line in this long, not one a sample
 FINDINGS_KEPT = 40
 
 
@@ -73,7 +74,8 @@ def stamp(wall: float) -> str:
 def joined(incident: Incident, class_: str, urgency: Urgency, text: str, at: float) -> Incident:
     """A further symptom.  It becomes the cause if it says more than the cause so far."""
     incident = replace(incident, touched_at=at, urgency=max(incident.urgency, urgency, key=lambda u: u.rank))
-    if class_ == incident.class_ and text == incident.text:
+    if any(entry.what in ("opened", "symptom") and at - entry.at < TOLD_S and entry.text.startswith(f"{class_}: ")
+           for entry in incident.timeline):
         return incident
     incident = noted(incident, at, "symptom", f"{class_}: {text}")
     if specificity(class_) > specificity(incident.class_):

@@ -29,9 +29,11 @@ class Pulse:
 
     since: float = 0.0                  # when we began to look
     progress: Progress | None = None
+    kv_usage: float | None = None       # moves with each chunk of a long prefill, which moves no counter until its end
     counted: bool = False               # the last scrape published counters
     moved_at: float = -inf              # counters last moved
     asked_at: float | None = None       # a probe is out
+    tried_at: float = -inf              # a probe was last sent
     answered_at: float = -inf           # a probe was last answered
     missed_at: float | None = None      # when the first unanswered probe since the counters moved was sent
     unprovable: str = ""                # why a probe can't prove anything here (no such endpoint, no key)
@@ -48,23 +50,24 @@ def scraped(pulse: Pulse, at: float, metrics: Metrics | Unknown) -> Pulse:
         return pulse
     if metrics.progress is None:
         return replace(pulse, counted=False)
-    moved = pulse.progress is not None and metrics.progress != pulse.progress
-    return replace(pulse, counted=True, progress=metrics.progress, moved_at=at if moved else pulse.moved_at)
+    moved = pulse.progress is not None and (metrics.progress, metrics.kv_usage) != (pulse.progress, pulse.kv_usage)
+    return replace(pulse, counted=True, progress=metrics.progress, kv_usage=metrics.kv_usage,
+                   moved_at=at if moved else pulse.moved_at)
 
 
 def due(pulse: Pulse, at: float, limits: Limits) -> bool:
-    """Is it time to ask for a token?  Never two at once: a probe is a request like any other, and queues."""
-    return pulse.asked_at is None and at - pulse.sign_at >= limits.still_s
+    """Is it time to ask for a token?  Never two at once, and a refusal is not asked again at once: it is a request, too."""
+    return pulse.asked_at is None and at - max(pulse.sign_at, pulse.tried_at) >= limits.still_s
 
 
 def asked(pulse: Pulse, at: float) -> Pulse:
-    return replace(pulse, asked_at=at)
+    return replace(pulse, asked_at=at, tried_at=at)
 
 
 def answered(pulse: Pulse, at: float, answer: bool | Unknown) -> Pulse:
-    """A probe that could prove nothing counts as neither: it is thrown away, and said."""
+    """A probe that could prove nothing counts as neither: it is thrown away, and said; what was missed stays missed."""
     if isinstance(answer, Unknown):
-        return replace(pulse, asked_at=None, answered_at=at, missed_at=None, unprovable=answer.why)
+        return replace(pulse, asked_at=None, unprovable=answer.why)
     if answer:
         return replace(pulse, asked_at=None, answered_at=at, missed_at=None, unprovable="")
     still_missing = pulse.missed_at is not None and pulse.missed_at > pulse.moved_at

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum, auto
 
-from vllm_watchdog.core.records import Kind, Record
 from vllm_watchdog.core.places import ENGINE_FILES, SEVERE
+from vllm_watchdog.core.records import Kind, Record
 
 
 class Mark(StrEnum):

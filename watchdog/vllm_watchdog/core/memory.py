@@ -15,8 +15,17 @@ class EngineMemory:
     generation: int
     wanted: bool
     failures: tuple[float, ...] = ()
-    held: str = ""                      # the class it is held for; empty: it is not held
+    held: str = ""                      # why another try would fail, or its last failure; empty: it is not held
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceMemory:
+    """`turned_at`: the last change of sides; failures of before have had their answer."""
+
+    name: str
+    on_backup: bool
+    turned_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,6 @@ class Memory:
 
     boot_id: str
     engines: tuple[EngineMemory, ...] = ()
-    on_backup: tuple[str, ...] = ()     # services that were failed over
+    services: tuple[ServiceMemory, ...] = ()
     incidents: tuple[Incident, ...] = ()
     paused: bool = False

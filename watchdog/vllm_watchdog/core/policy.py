@@ -86,12 +86,13 @@ P, S = Phase, Sign
 HAS_CHILD = frozenset({P.STARTING, P.LOADING, P.SERVING, P.SUSPECT, P.DUMPING, P.STOPPING, P.KILLING, P.WEDGED})
 ALIVE = frozenset({P.STARTING, P.LOADING, P.SERVING, P.SUSPECT})
 AT_REST = frozenset({P.STOPPED, P.HELD})
-ONLY_WHEN_ACTIVE = frozenset({P.RELEASING, P.LOADING, P.SUSPECT, P.BACKOFF})    # whose deadlines `pause` suspends
+ONLY_WHEN_ACTIVE = frozenset({P.LOADING, P.SUSPECT, P.BACKOFF})     # whose deadlines `pause` suspends
 
 Row = tuple[Phase, *tuple[Do, ...]]
 _SHARED: dict[Sign, Row] = {     # of every phase with a process that nobody has condemned yet
     S.FAULT:   (P.DUMPING, Do.DUMP),
     S.EXIT:    (P.KILLING, Do.KILL),
+    S.EMPTY:   (P.SETTLING, Do.DRAIN),
     S.UNWANT:  (P.STOPPING, Do.TERM),
     S.AGAIN:   (P.STOPPING, Do.TERM),
 }
@@ -101,7 +102,6 @@ TABLE: dict[tuple[Phase, Sign], Row] = {
     (P.RELEASING, S.TIMEOUT):  (P.RELEASING, Do.PAGE),
     (P.RELEASING, S.UNWANT):   (P.STOPPED,),
     (P.STARTING,  S.SPAWNED):  (P.LOADING,),
-    (P.STARTING,  S.EMPTY):    (P.SETTLING, Do.DRAIN),
     (P.STARTING,  S.TIMEOUT):  (P.KILLING, Do.KILL),
     (P.LOADING,   S.WELL):     (P.SERVING,),
     (P.LOADING,   S.TIMEOUT):  (P.DUMPING, Do.DUMP),
@@ -111,6 +111,7 @@ TABLE: dict[tuple[Phase, Sign], Row] = {
     (P.DUMPING,   S.DUMPED):   (P.STOPPING, Do.TERM),
     (P.DUMPING,   S.TIMEOUT):  (P.STOPPING, Do.TERM),
     (P.DUMPING,   S.EXIT):     (P.KILLING, Do.KILL),
+    (P.DUMPING,   S.EMPTY):    (P.SETTLING, Do.DRAIN),
     (P.STOPPING,  S.EXIT):     (P.KILLING, Do.KILL),
     (P.STOPPING,  S.EMPTY):    (P.SETTLING, Do.DRAIN),
     (P.STOPPING,  S.TIMEOUT):  (P.KILLING, Do.KILL),
@@ -127,9 +128,7 @@ TABLE: dict[tuple[Phase, Sign], Row] = {
     (P.BACKOFF,   S.UNWANT):   (P.STOPPED,),
     (P.STOPPED,   S.START):    (P.RELEASING, Do.LOOK),
     (P.HELD,      S.START):    (P.RELEASING, Do.LOOK),
-    (P.STARTING,  S.EXIT):     (P.KILLING, Do.KILL),
-    (P.STARTING,  S.UNWANT):   (P.STOPPING, Do.TERM),
-    **{(phase, sign): row for phase in (P.LOADING, P.SERVING, P.SUSPECT) for sign, row in _SHARED.items()},
+    **{(phase, sign): row for phase in sorted(ALIVE) for sign, row in _SHARED.items()},
 }
 
 
@@ -177,7 +176,7 @@ def read(state: State, event: Event, limits: Limits) -> Sign:
     """Name what just happened, so that the table needs no conditions."""
     if event.sign is S.AGAIN and state.phase in AT_REST | {P.BACKOFF}:
         return S.START                                          # nothing to stop
-    if event.sign is not S.SETTLED and not (event.sign is S.TIMEOUT and state.phase is P.SETTLING):
+    if state.phase is not P.SETTLING or event.sign not in (S.SETTLED, S.TIMEOUT):
         return event.sign
     if state.doom:
         return S.DOOMED                                         # even if nobody wants it now: failback must not try it

@@ -62,15 +62,15 @@ class Record:
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LEVEL = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
 _PROCESS = r"(?:\((?P<process>[\w:.+-]+)(?: [^()]*?)?pid=(?P<pid>\d+)[^()]{0,60}\) ?)"
-# VLLM_LOGGING_PREFIX is free text; one word or bracketed groups, without quotes, so that a sentence can't pass for it
-_FREE = r"(?:[^\s\"'`(){}]{1,40} ?|[\[<][^\]>\"'`]{0,40}[\]>] ?){0,2}"
+# VLLM_LOGGING_PREFIX is free text: one word that is no mere word, or bracketed groups; no quotes, and never a sentence
+_FREE = r"(?:(?=[^ ]*[\W\d_])[^\s\"'`(){}]{1,40} |(?:[\[<][^\]>\"'`]{0,40}[\]>] ?){1,2})?"
 _RECORD = re.compile(
-    rf"{_FREE}(?:\([^()]{{1,80}}\) )?{_PROCESS}?{_FREE}{_LEVEL} +"
+    rf"{_FREE}(?:\([^()]{{1,80}}\) (?=\())?(?:{_PROCESS}{_FREE})?{_LEVEL} +"
     r"(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? "
     r"\[?(?P<path>[\w./-]{1,200}\.py):(?P<lineno>\d+)\] ?(?P<message>.*)",
     re.DOTALL,
 )
-_PREFIXED = re.compile(rf"{_FREE}(?:\([^()]{{1,80}}\) )?{_PROCESS}(?P<message>.*)", re.DOTALL)
+_PREFIXED = re.compile(rf"{_FREE}(?:\([^()]{{1,80}}\) (?=\())?{_PROCESS}(?P<message>.*)", re.DOTALL)
 _UVICORN = re.compile(rf"{_LEVEL}:\s{{2,10}}(?P<message>.*)", re.DOTALL)
 _ACCESS = re.compile(r'\S.{0,80}? - "[A-Z]{3,7} \S.* HTTP/1\.\d" \d{3}\b')
 
@@ -90,7 +90,7 @@ _DMESG = re.compile(
 )
 _KMSG = re.compile(r"\d{1,4},\d+,\d+,[^;]{1,40};")
 _BARE_KERNEL = re.compile(r"\s*NVRM: |(?:Memory cgroup o|O)ut of memory: Killed process \d+ \(|oom-kill:constraint=")
-_PROGRESS = re.compile(r"[^\r]*?\d+%[^\r]{0,200}?(?:it/s|s/it)[^\]\r]{0,60}\]\s?")
+_PROGRESS = re.compile(r"[^\n]{0,200}?\d+%[^\n]{0,200}?(?:it/s|s/it)[^\]\n]{0,60}\]\s?")
 
 
 def parse(line: str) -> tuple[Record, ...]:

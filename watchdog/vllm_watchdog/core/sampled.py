@@ -16,6 +16,7 @@ from vllm_watchdog.core.symptoms import Change, Sighting, Watch
 from vllm_watchdog.core.turn import HOST, Turn
 from vllm_watchdog.core.world import World
 
+GPUS_LOST = "gpu_driver_unresponsive"
 BUSY_CORES = 0.05       # of CPU: less than this is not loading a model
 BUSY_BYTES = 1 << 20
 
@@ -26,7 +27,7 @@ def gpus_sampled(turn: Turn, event: GpusSampled) -> None:
     if isinstance(event.gpus, Unknown):
         if not isinstance(was, Unknown):
             turn.say("gpus.unknown", why=event.gpus.why)
-            turn.symptom(HOST, "gpu_driver_unresponsive", Urgency.CRITICAL, event.gpus.why)
+            turn.symptom(HOST, GPUS_LOST, Urgency.CRITICAL, event.gpus.why)
         return
     for gpu in event.gpus:
         if turn.world.engine_on(gpu.index) is not None:

@@ -113,7 +113,7 @@ class Turn:
 
     def _page(self, name: str) -> None:
         engine = self.world.engine(name)
-        class_, text = PAGES[engine.phase](self, engine)
+        class_, text = PAGES[engine.phase](self.world, engine)
         self.symptom(name, class_, Urgency.PAGE, text)
 
     def send(self, kind: type[Kill] | type[Term] | type[Drain], name: str) -> None:
@@ -193,7 +193,7 @@ CARRY_OUT: dict[Do, Callable[[Turn, str], None]] = {
 }
 
 
-def _held(turn: Turn, engine: Engine) -> tuple[str, str]:
+def _held(engine: Engine) -> tuple[str, str]:
     limits = engine.plan.limits
     if engine.life.doom:
         return engine.life.doom, f"{engine.name} is held: another try would fail alike ({engine.why})"
@@ -202,21 +202,21 @@ def _held(turn: Turn, engine: Engine) -> tuple[str, str]:
                             f"{limits.budget} are allowed; the last was {engine.blame}")
 
 
-def _no_room(turn: Turn, engine: Engine) -> tuple[str, str]:
-    others = gate.rivals(engine.plan, ((e.plan, e.phase) for e in turn.world.engines))
-    why = [f"{name} still has processes" for name in others] + [f"{mark} is not gone yet" for mark in turn.world.strays]
-    if held := gate.told(engine.plan, turn.world.gpus):
+def _no_room(world: World, engine: Engine) -> tuple[str, str]:
+    others = gate.rivals(engine.plan, ((e.plan, e.phase) for e in world.engines))
+    why = [f"{name} still has processes" for name in others] + [f"{mark} is not gone yet" for mark in world.strays]
+    if held := gate.told(engine.plan, world.gpus):
         why.append(held)
     return "vram_held", f"{engine.name} can't be started: " + ("; ".join(why) or "no GPU sample has come")
 
 
-def _wedged(turn: Turn, engine: Engine) -> tuple[str, str]:
+def _wedged(engine: Engine) -> tuple[str, str]:
     return "wedged", (f"{engine.mark} survived SIGKILL for {engine.plan.limits.kill_s:.0f} s (PID {engine.pid}); no second "
                       "engine is started on its GPUs; the driver or a reboot must free them")
 
 
-PAGES: dict[Phase, Callable[[Turn, Engine], tuple[str, str]]] = {
-    Phase.HELD: _held,
+PAGES: dict[Phase, Callable[[World, Engine], tuple[str, str]]] = {
+    Phase.HELD: lambda _, engine: _held(engine),
     Phase.RELEASING: _no_room,
-    Phase.WEDGED: _wedged,
+    Phase.WEDGED: lambda _, engine: _wedged(engine),
 }

@@ -8,7 +8,7 @@ from math import inf
 from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.incidents import Incident
 from vllm_watchdog.core.liveness import Pulse
-from vllm_watchdog.core.memory import EngineMemory, Memory
+from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.plan import EnginePlan, Plan
 from vllm_watchdog.core.policy import AT_REST, ONLY_WHEN_ACTIVE, Phase, State
 from vllm_watchdog.core.readings import Gpu, Health, Host, Mark, Metrics, Tree, Unknown
@@ -39,6 +39,7 @@ class Engine:
     cause: str = ""                     # class of this generation's failure, the most specific seen
     why: str = ""                       # the sentence that proves it
     dumped: bool = False                # this generation's evidence is taken
+    bundles: int = 0                    # asked for of this generation, and not finished
     exit_code: int | None = None
     ooms: tuple[float, ...] = ()
 
@@ -79,6 +80,7 @@ class World:
     bundled: tuple[tuple[str, float], ...] = ()  # (class/subject, when its last bundle was taken)
     paused: bool = False
     stopping: bool = False
+    strays_until: float = inf           # a stop waits this long for strays that do not go
     restarts: tuple[float, ...] = field(default=())     # of the last day
 
     def engine(self, name: str) -> Engine:
@@ -115,7 +117,8 @@ class World:
 
     @property
     def all_at_rest(self) -> bool:
-        return not self.strays and all(engine.phase in AT_REST | {Phase.WEDGED} for engine in self.engines)
+        gone = not self.strays or self.at >= self.strays_until
+        return gone and all(engine.phase in AT_REST | {Phase.WEDGED} for engine in self.engines)
 
 
 def due_at(world: World, engine: Engine) -> float:
@@ -126,7 +129,8 @@ def due_at(world: World, engine: Engine) -> float:
 
 def next_deadline(world: World) -> float:
     """The instant at which a Tick is due at the latest."""
-    return min((world.look_at, *(due_at(world, engine) for engine in world.engines)))
+    strays_until = world.strays_until if world.strays and world.at < world.strays_until else inf
+    return min((world.look_at, strays_until, *(due_at(world, engine) for engine in world.engines)))
 
 
 def remembered(world: World) -> Memory:
@@ -139,12 +143,14 @@ def remembered(world: World) -> Memory:
                 generation=engine.generation,
                 wanted=engine.life.wanted,
                 failures=engine.life.failures,
-                held=engine.blame if engine.phase is Phase.HELD else "",
+                held=(engine.life.doom or engine.blame) if engine.phase is Phase.HELD else "",
                 why=engine.why if engine.phase is Phase.HELD else "",
             )
             for engine in world.engines
         ),
-        on_backup=tuple(service.name for service in world.services if service.wanted != service.name),
+        services=tuple(
+            ServiceMemory(service.name, service.wanted != service.name, service.turned_at) for service in world.services
+        ),
         incidents=world.incidents,
         paused=world.paused,
     )

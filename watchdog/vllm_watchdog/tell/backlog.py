@@ -15,6 +15,13 @@ Item = TypeVar("Item")
 idle_s = 60.0   # no wait is for ever, and an idle thread that wakes once a minute costs nothing
 
 
+def ended(thread: threading.Thread, deadline_s: float) -> bool:
+    """Waits for a thread to end.  One that never started has: a daemon that could not begin stops what it has."""
+    if thread.ident is not None:
+        thread.join(deadline_s)
+    return not thread.is_alive()
+
+
 class Backlog(Generic[Item]):
     """Holds at most `limit` items; any number of threads put, one thread takes."""
 

@@ -2,7 +2,8 @@
 
 One thread owns the only writing connection; everyone else hands it jobs through a bounded queue and does not wait
 (the outbox may wait, with a deadline).  Never fatal: a corrupt file is set aside and a new one begun; while the disk is
-full or the file unwritable a job is dropped, counted, and said once a minute.  `Reader` is for everyone who asks; it
+full or the file locked what is to be written is kept, within a limit, said once a minute and tried again each second.
+`Reader` is for everyone who asks; it
 opens the file read-only, while the daemon writes and when there is no daemon.
 """
 
@@ -19,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from vllm_watchdog.core.codec import encode
 from vllm_watchdog.core.incidents import Incident
-from vllm_watchdog.tell.backlog import Backlog
+from vllm_watchdog.tell.backlog import Backlog, ended
 from vllm_watchdog.tell.files import Say, open_owner_only, set_aside
 
 slot_s = 10.0                       # one sample an engine in this long
@@ -27,6 +28,8 @@ keep_samples_s = 7 * 86_400.0
 keep_incidents = 10_000
 keep_alerts_s = 30 * 86_400.0       # a delivered alert is remembered so that it is not told twice
 prune_s = 3600.0
+retry_s = 1.0
+idle_s = 60.0
 complain_s = 60.0
 busy_s = 5.0                        # readers never hold a WAL writer up; a human with a shell might
 
@@ -48,10 +51,11 @@ T = TypeVar("T")
 
 
 class _Job(Generic[T]):
-    """Something to write.  `over`: it is committed and `value` its answer, or it was dropped and `value` is None."""
+    """Something to write.  `over`: it is committed and `value` its answer, or it failed and `value` is None.
+    `asked`: someone waits, and will ask again if he must; any other is kept until it is written."""
 
-    def __init__(self, work: Callable[[sqlite3.Connection], T]) -> None:
-        self.work = work
+    def __init__(self, work: Callable[[sqlite3.Connection], T], asked: bool) -> None:
+        self.work, self.asked = work, asked
         self.value: T | None = None
         self.over = threading.Event()
 
@@ -85,7 +89,9 @@ class History:
                  queue_jobs: int = 10_000) -> None:
         self.path = path
         self._clock, self._wall, self._say = clock, wall, say
+        self._limit = queue_jobs
         self._backlog: Backlog[_Job[Any]] = Backlog(queue_jobs)
+        self._kept: list[_Job[Any]] = []        # what the disk did not take yet
         self._connection: sqlite3.Connection | None = None
         self._slots: dict[str, int] = {}
         self._pruned_at = self._complained_at = float("-inf")
@@ -98,11 +104,11 @@ class History:
     def stop(self, deadline_s: float) -> bool:
         """Writes what waits.  False: not within `deadline_s`."""
         self._backlog.close()
-        self._thread.join(deadline_s)
-        return not self._thread.is_alive()
+        return ended(self._thread, deadline_s) and not self._kept
 
     def flush(self, deadline_s: float) -> bool:
-        return self._backlog.settled(deadline_s)
+        """Waits until all that was put is written.  False: not within `deadline_s`, or the disk does not take it."""
+        return self._backlog.settled(deadline_s) and not self._kept
 
     def record(self, incident: Incident) -> None:
         """Writes the incident as it is now, over what was known of it."""
@@ -116,40 +122,45 @@ class History:
             self.do(lambda db: _write_sample(db, slot, sample))
 
     def do(self, work: Callable[[sqlite3.Connection], object]) -> None:
-        """Work whose loss can be borne: it is counted and said."""
-        self._backlog.put(_Job(work))
+        """Work that nobody waits for."""
+        self._backlog.put(_Job(work, asked=False))
 
     def ask(self, work: Callable[[sqlite3.Connection], T], deadline_s: float) -> T | None:
-        """The work's answer once it is committed.  None: dropped, or not done within `deadline_s` (it may still be)."""
-        job = _Job(work)
+        """The work's answer once it is committed.  None: it failed, or is not done within `deadline_s` (yet)."""
+        job = _Job(work, asked=True)
         if self._backlog.put(job):
             job.over.wait(deadline_s)
         return job.value
 
     def _run(self) -> None:
         while not self._backlog.over:
-            jobs, lost = self._backlog.take()
+            jobs, lost = self._backlog.take(retry_s if self._kept else idle_s)
             if lost:
-                self._count(lost, "the queue was full")
-            if jobs:
-                self._carry_out(jobs)
+                self._complain("the queue was full", lost)
+            self._carry_out(self._kept + jobs)
+        self._carry_out(self._kept)     # a last try
         if self._connection:
             self._connection.close()    # the last connection folds the WAL into the file
 
     def _carry_out(self, jobs: list[_Job[Any]]) -> None:
         """One transaction for all: a batch is as durable as one job, and costs one fsync."""
+        self._kept = []
+        if not jobs:
+            return
         try:
             self._commit(jobs)
+        except sqlite3.OperationalError as error:       # locked, full, read-only, I/O error
+            self._keep(jobs, str(error))
         except sqlite3.DatabaseError as error:
-            self._forget_connection()
-            if _is_corrupt(error):
-                self._replace(str(error), jobs)
-            else:
-                self._drop(jobs, str(error))
+            if not _is_corrupt(error):
+                raise
+            self._replace(str(error), jobs)
         except OSError as error:
-            self._drop(jobs, error.strerror or str(error))
+            self._keep(jobs, error.strerror or str(error))
 
     def _commit(self, jobs: list[_Job[Any]]) -> None:
+        if self._connection and not self.path.exists():
+            self._forget_connection()       # someone removed it: what is written there is nobody's
         if not self._connection:
             self._connection = _open(self.path)
         with self._connection as db:
@@ -162,28 +173,31 @@ class History:
             job.finish(answer)
 
     def _replace(self, why: str, jobs: list[_Job[Any]]) -> None:
+        self._forget_connection()
         try:
             set_aside(self.path, self._wall(), why, self._say)
             self._commit(jobs)
         except (OSError, sqlite3.DatabaseError) as error:
-            self._forget_connection()
-            self._drop(jobs, str(error))
+            self._keep(jobs, str(error))
+
+    def _keep(self, jobs: list[_Job[Any]], why: str) -> None:
+        self._forget_connection()
+        for job in jobs:
+            job.finish(None)
+        mine = [job for job in jobs if not job.asked]
+        self._kept = mine[-self._limit:]
+        self._complain(why, len(mine) - len(self._kept))
 
     def _forget_connection(self) -> None:
         if self._connection:
             self._connection.close()
             self._connection = None
 
-    def _drop(self, jobs: list[_Job[Any]], why: str) -> None:
-        for job in jobs:
-            job.finish(None)
-        self._count(len(jobs), why)
-
-    def _count(self, lost: int, why: str) -> None:
+    def _complain(self, why: str, lost: int) -> None:
         self.lost += lost
         if self._clock() - self._complained_at >= complain_s:
             self._complained_at = self._clock()
-            self._say("history.lost", file=str(self.path), lost=self.lost, why=why)
+            self._say("history.failed", file=str(self.path), why=why, waiting=len(self._kept), lost=self.lost)
 
 
 class Reader:

@@ -14,6 +14,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -21,10 +22,10 @@ from typing import Any
 
 from vllm_watchdog.core.codec import encode
 from vllm_watchdog.core.events import Event
-from vllm_watchdog.tell.backlog import Backlog
+from vllm_watchdog.tell.backlog import Backlog, ended
 from vllm_watchdog.tell.files import open_owner_only
 
-line_limit = 64 << 10
+line_limit = 1 << 20
 batch_bytes = 1 << 20           # one write
 retry_s = 1.0
 complain_s = 60.0
@@ -39,8 +40,9 @@ def iso(wall: float) -> str:
 
 
 def to_stderr(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    with suppress(OSError):     # nobody reads it any more: that must not end the journal
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 class Journal:
@@ -66,8 +68,7 @@ class Journal:
         """Writes what waits.  False: not all of it was written within `deadline_s`."""
         self._backlog.close()
         self._wake.set()
-        self._thread.join(deadline_s)
-        return not self._thread.is_alive() and not self._failures
+        return ended(self._thread, deadline_s) and not self._failures
 
     def flush(self, deadline_s: float) -> bool:
         """Waits until every line put so far is in the file.  False: not within `deadline_s`."""

@@ -43,13 +43,13 @@ class Ledger:
         new = self._history.ask(work, patience_s)
         return letters if new is None else new
 
-    def undelivered(self, channels: tuple[str, ...]) -> tuple[Letter, ...]:
-        """What an earlier daemon still owed to these channels, in the order of telling."""
+    def undelivered(self, channels: tuple[str, ...]) -> tuple[Letter, ...] | None:
+        """What an earlier daemon still owed to these channels, in the order of telling.  None: not known yet."""
         def work(db: sqlite3.Connection) -> tuple[Letter, ...]:
             rows = db.execute("SELECT channel, incident, kind, wall, payload, attempts FROM outbox"
                               " WHERE done IS NULL ORDER BY wall, rowid")
             return tuple(letter for letter in (Letter(*row) for row in rows) if letter.channel in channels)
-        return self._history.ask(work, patience_s) or ()
+        return self._history.ask(work, patience_s)
 
     def tried(self, letter: Letter) -> None:
         """Keeps the count of tries; a lost one costs nothing, so nobody waits for it."""

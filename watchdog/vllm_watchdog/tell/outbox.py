@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from vllm_watchdog.core.commands import Alert
-from vllm_watchdog.tell.backlog import Backlog
+from vllm_watchdog.tell.backlog import Backlog, ended
 from vllm_watchdog.tell.files import Say
 from vllm_watchdog.tell.ledger import Ledger, Letter
 
 alerts_waiting = 1_000      # to be written down
 letters_waiting = 1_000     # to be sent, a channel
 idle_s = 60.0
+retry_s = 1.0               # to learn what the last daemon owed
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,7 @@ class Outbox:
         for desk in self._desks:
             desk.close()
         threads = [self._thread, *(desk.thread for desk in self._desks)]
-        for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
-        return not any(thread.is_alive() for thread in threads)
+        return all(ended(thread, max(0.0, end - time.monotonic())) for thread in threads)
 
     def tell(self, alert: Alert) -> None:
         if not self._alerts.put(alert):
@@ -104,12 +103,17 @@ class Outbox:
 
     def _run(self) -> None:
         names = tuple(desk.name for desk in self._desks)
-        self._hand_out(self._ledger.undelivered(names))
+        told: list[tuple[str, tuple[str, str]]] = []    # by this daemon, before it knew what the last one owed
+        owed = None
         while not self._alerts.over:
-            alerts, _ = self._alerts.take()
+            if owed is None and (owed := self._ledger.undelivered(names)) is not None:
+                self._hand_out(tuple(letter for letter in owed if (letter.channel, letter.key) not in told))
+            alerts, _ = self._alerts.take(retry_s if owed is None else idle_s)
             letters = tuple(self._letter(alert, name) for alert in alerts for name in names)
             if letters:
                 self._hand_out(self._ledger.add(letters))
+            if owed is None:
+                told += [(letter.channel, letter.key) for letter in letters]
 
     def _letter(self, alert: Alert, channel: str) -> Letter:
         """An incident may worsen twice, and the second time is the page: its urgency is part of what is told once."""

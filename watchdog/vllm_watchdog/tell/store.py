@@ -15,6 +15,7 @@ from pathlib import Path
 from vllm_watchdog.core.codec import encode
 from vllm_watchdog.core.memory import Memory
 from vllm_watchdog.core.schema import CODEC
+from vllm_watchdog.tell.backlog import ended
 from vllm_watchdog.tell.files import Say, replace_whole, set_aside
 
 size_limit = 16 << 20       # far more than 10 engines with open incidents; a file beyond it is not ours
@@ -69,8 +70,7 @@ class Store:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._thread.join(deadline_s)
-        return not self._thread.is_alive() and self._saved
+        return ended(self._thread, deadline_s) and self._saved
 
     def save(self, value: Memory) -> None:
         with self._changed:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -169,6 +170,8 @@ def _reason(error: BaseException) -> str:
     for _ in range(10):
         if isinstance(cause, socket.gaierror):
             return f"{type(error).__name__} (the name was not resolved)"
+        if isinstance(cause, ssl.SSLError) and cause.reason:
+            return f"{type(error).__name__} ({cause.reason})"       # OpenSSL's constant; its errno is not the kernel's
         if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException) and cause.errno:
             return f"{type(error).__name__} ({os.strerror(cause.errno)})"
         cause = cause and (cause.__cause__ or cause.__context__)

@@ -1,0 +1,32 @@
+"""The daemon with the limits that no configuration key sets cut short, so that a test need not wait for them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vllm_watchdog.app.daemon import Daemon
+from vllm_watchdog.config import Settings, load
+from vllm_watchdog.core.plan import Plan
+
+
+class Hasty:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._settings, name)
+
+    def plan(self, seed: int) -> Plan:
+        plan = self._settings.plan(seed)
+        engines = tuple(
+            replace(engine, limits=replace(engine.limits, release_s=1.0, kill_s=5.0)) for engine in plan.engines)
+        return replace(
+            plan, engines=engines, confirm_s=1.0, failover=replace(plan.failover, idle_s=0.5),
+            thresholds=replace(plan.thresholds, clear_after_s=0.5))
+
+
+if __name__ == "__main__":
+    sys.exit(Daemon(Hasty(load(Path(sys.argv[sys.argv.index("--config") + 1])))).run())  # type: ignore[arg-type]
