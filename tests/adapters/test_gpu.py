@@ -322,3 +322,7 @@ def test_simulated_cards_are_counted_by_the_file_or_by_their_users(cards: Path) 
     assert [card["used_bytes"] for card in gpu_helper.source().read()] == [0, 0, GIB]
     (cards / "gpu.json").write_text(json.dumps({"total_bytes": GIB, "count": 4}))
     assert [card["total_bytes"] for card in gpu_helper.source().read()] == [GIB] * 4
+
+
+def test_a_sense_that_was_never_started_can_be_stopped() -> None:
+    gpu.GpuSense(print, time.monotonic, "test", 1).stop(1)

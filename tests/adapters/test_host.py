@@ -195,3 +195,7 @@ def test_a_process_that_ends_while_it_is_looked_at_is_left_out(
     spawn(IDLE)
     monkeypatch.setattr(psutil.Process, "num_threads", gone)
     assert desk.sample().trees == ()
+
+
+def test_a_sense_that_was_never_started_can_be_stopped(tmp_path: Path) -> None:
+    HostSense(print, time.monotonic, proc.MarkIndex("test"), tmp_path).stop(1)

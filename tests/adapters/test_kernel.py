@@ -145,3 +145,7 @@ def test_the_real_log_is_opened_at_its_end_without_blocking() -> None:
         while os.read(log, kernel.RECORD_LIMIT):     # what the kernel said since we opened it
             pass
     os.close(log)
+
+
+def test_a_sense_that_was_never_started_can_be_stopped() -> None:
+    KernelSense(print, time.monotonic).stop(1)

@@ -393,3 +393,8 @@ def test_a_name_quoted_by_a_label_counts_for_nothing() -> None:
 def test_refusal_is_told_from_silence() -> None:
     with pytest.raises(RefusedError):
         Exchange("127.0.0.1", 1).ask("GET", "/health", 1, 100)
+
+
+def test_a_sense_that_was_never_started_can_be_stopped() -> None:
+    launch: Any = Launch(1)
+    ProbeSense(launch, print, time.monotonic, "none", 1).stop(1)

@@ -40,6 +40,14 @@ def test_what_was_survived_is_forgotten() -> None:
     assert incident.findings(SERVING) == ()
 
 
+def test_a_new_start_begins_with_nothing() -> None:
+    incident = Incident()
+    incident.keep(finding("a"), SERVING)
+    incident.suspect(finding("oom"))
+    incident.clear()
+    assert incident.findings(SERVING) == ()
+
+
 def test_findings_of_one_gpu_can_be_taken_back() -> None:
     incident = Incident()
     incident.keep(finding("xid_reset", details=(("pci", "a"),)), SERVING)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -278,3 +279,32 @@ class Watchdog:
 
     def fault(self, name: str, fault: str, **given: Any) -> int:
         return self.post(name, {"name": fault} | given, "/sim/fault", 5.0)
+
+
+class Receiver:
+    """A webhook's other end: a real HTTP server.  `letters` are the bodies it took, in order."""
+
+    def __init__(self, port: int = 0) -> None:
+        letters: list[Doc] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                letters.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.letters = letters
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), name="receiver", daemon=True).start()
+
+    def of(self, service: str, **wanted: str) -> list[Doc]:
+        return [letter for letter in list(self.letters)
+                if letter["service"] == service and all(letter[key] == value for key, value in wanted.items())]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()

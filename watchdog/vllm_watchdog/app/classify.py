@@ -81,6 +81,8 @@ def _head(blocks: Iterator[bytes]) -> list[bytes]:
     head: list[bytes] = []
     lines = size = 0
     for block in blocks:
+        if not head and not block.strip(b"\0"):
+            continue  # a log truncated under its writer begins with a hole of zeros
         head.append(block)
         lines += block.count(b"\n")
         size += len(block)
@@ -93,7 +95,7 @@ def _not_a_log(head: bytes) -> str:
     for magic, what in _PACKED.items():
         if head.startswith(magic):
             return f"compressed ({what} FILE | llm-watchdog classify -), expected plain text"
-    text = head[:BLOCK_BYTES].replace(b"\0", b"")  # a truncated log may begin with a hole of zeros
+    text = head[: 2 * BLOCK_BYTES].replace(b"\0", b"")
     if not text:
         return "empty, expected the output of vLLM or a kernel log"
     if len(text) - len(text.translate(None, _CONTROL)) > _BINARY_SHARE * len(text):

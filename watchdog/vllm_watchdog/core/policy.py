@@ -128,7 +128,7 @@ TABLE: dict[tuple[Phase, Sign], Row] = {
     (P.BACKOFF,   S.UNWANT):   (P.STOPPED,),
     (P.STOPPED,   S.START):    (P.RELEASING, Do.LOOK),
     (P.HELD,      S.START):    (P.RELEASING, Do.LOOK),
-    **{(phase, sign): row for phase in sorted(ALIVE) for sign, row in _SHARED.items()},
+    **{(phase, sign): row for phase in P if phase in ALIVE for sign, row in _SHARED.items()},
 }
 
 

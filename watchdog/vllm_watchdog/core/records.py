@@ -130,29 +130,25 @@ def _parse_kernel(text: str) -> Record | None:
 
 def _parse_engine(text: str) -> Record:
     text = _without_transport(text)
-    match = _RECORD.match(text)
-    if match is None and (bar := _PROGRESS.match(text)):  # a progress bar that shares its line with a record
-        match = _RECORD.match(text, bar.end())
-    if match is None and "\r" in text and not _UVICORN.match(text):
-        text = text.rsplit("\r", 1)[1]
-        match = _RECORD.match(text)
-    if match:
-        return Record(
-            Kind.RECORD,
-            match["message"].rstrip("\r"),
-            match["process"] or "",
-            int(match["pid"] or 0),
-            match["level"],
-            match["path"].rsplit("/", 1)[-1],
-            int(match["lineno"]),
-        )
+    if match := _RECORD.match(text) or _behind_a_bar(text):
+        process, pid = match["process"] or "", int(match["pid"] or 0)
+        file = match["path"].rsplit("/", 1)[-1]
+        return Record(Kind.RECORD, match["message"], process, pid, match["level"], file, int(match["lineno"]))
     process, pid = "", 0
     if match := _PREFIXED.match(text):
-        process, pid, text = match["process"], int(match["pid"]), match["message"].rsplit("\r", 1)[-1]
+        process, pid, text = match["process"], int(match["pid"]), match["message"]
     if match := _UVICORN.match(text):
         kind = Kind.ACCESS if _ACCESS.match(match["message"]) else Kind.SERVER
         return Record(kind, match["message"], process, pid, match["level"])
-    return Record(Kind.RAW, text, process, pid)
+    return Record(Kind.RAW, text.rsplit("\r", 1)[-1], process, pid)
+
+
+def _behind_a_bar(text: str) -> re.Match[str] | None:
+    """A record on one line with a progress bar, which ends in no newline."""
+    if _UVICORN.match(text):
+        return None
+    bar = _PROGRESS.match(text)
+    return _RECORD.match(text, bar.end()) if bar else _RECORD.match(text, text.rfind("\r") + 1)
 
 
 def _without_transport(text: str) -> str:

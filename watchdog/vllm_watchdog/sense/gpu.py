@@ -116,12 +116,16 @@ class GpuSense:
         """Ends the helper; a stuck one ends with its standard input as soon as the driver lets it go."""
         self._stopping.set()
         self._woken.set()
-        self._thread.join(deadline_s / 3)
+        self._join(deadline_s / 3)
         if helper := self._helper:
             helper.condemn()
             helper.wait(deadline_s / 3)     # its end is what the thread may be waiting for
-            self._thread.join(deadline_s / 3)
+            self._join(deadline_s / 3)
             helper.gone()
+
+    def _join(self, deadline_s: float) -> None:
+        if self._thread.is_alive():     # a daemon that could not even begin stops what it never started
+            self._thread.join(deadline_s)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

@@ -56,7 +56,8 @@ class HostSense:
     def stop(self, deadline_s: float) -> None:
         self._stopping.set()
         self._woken.set()
-        self._thread.join(deadline_s)
+        if self._thread.is_alive():     # a daemon that could not even begin stops what it never started
+            self._thread.join(deadline_s)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

@@ -42,7 +42,8 @@ class KernelSense:
 
     def stop(self, deadline_s: float) -> None:
         os.write(self._left, b"x")
-        self._thread.join(deadline_s)
+        if self._thread.is_alive():     # a daemon that could not even begin stops what it never started
+            self._thread.join(deadline_s)
 
     def _run(self) -> None:
         try:

@@ -97,7 +97,8 @@ class LogTail:
     def stop(self, deadline_s: float) -> None:
         self._stopping.set()
         self._woken.set()
-        self._thread.join(deadline_s)
+        if self._thread.is_alive():     # a daemon that could not even begin stops what it never started
+            self._thread.join(deadline_s)
 
     def _order(self, order: Callable[[], None]) -> None:
         self._orders.put(order)
