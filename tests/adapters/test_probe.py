@@ -371,6 +371,11 @@ def test_series_are_summed_over_engines_and_reasons_and_the_fullest_cache_counts
     assert parse(PAGE) == Metrics(Progress(1500010.0, 20.0, 30.0, 11.0), 5.0, 0.0, 0.75, 4.0)
 
 
+def test_an_aborted_request_is_no_progress_of_the_engine() -> None:
+    aborted = b'\nvllm:request_success_total{engine="0",finished_reason="abort"} 7.0'
+    assert parse(PAGE + aborted) == parse(PAGE)
+
+
 def test_without_log_stats_there_is_no_progress_rather_than_zero() -> None:
     assert parse(b"python_info 1.0\nprocess_start_time_seconds 2\n") == Metrics(None)
 

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core import excerpts as x
 
 from vllm_watchdog.core.records import LINE_LIMIT, Stream
 from vllm_watchdog.core.signatures import ROWS
 from vllm_watchdog.core.verdict import Reader, Verdict
 from vllm_watchdog.sense.scan import LINE_BYTES, Scanner, needles
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
-import excerpts as x
 
 CORPUS = sorted((Path(__file__).parents[1] / "fixtures" / "logs").glob("*.log"))
 
@@ -21,7 +18,7 @@ CORPUS = sorted((Path(__file__).parents[1] / "fixtures" / "logs").glob("*.log"))
 def scanned(data: bytes, size: int, stream: Stream | None = None) -> tuple[Verdict, int]:
     scanner, reader, looked_at = Scanner(), Reader(stream), 0
     for start in range(0, len(data), size):
-        for number, text in scanner.feed(data[start:start + size]):
+        for number, text in scanner.feed(data[start : start + size]):
             reader.feed(text, number)
             looked_at += 1
     for number, text in scanner.finish():
@@ -39,21 +36,39 @@ def read_whole(data: bytes, stream: Stream | None = None) -> Verdict:
 
 EXCERPTS = [text for _, _, _, text in x.FAILURES + x.KERNEL] + [text for _, text in x.BENIGN]
 LINES = sorted({line for text in EXCERPTS for line in text.split("\n")})
-NOISE = ["", "plain", x.OK, x.v8("Added request chatcmpl-1.", "async_llm.py:252", "INFO"), x.stats(1.0, 9.0, 3, 0),
-         'prompt with HTTP/1.1" inside', "INFO 05-06 02:29:07 [logger.py:1] Avg generation throughput: none", "\x1b[31mred\x1b[0m",
-         '{"levelname": "ERROR", "name": "vllm.v1.engine.core", "message": "\\u0045ngineCore encountered a fatal error."}',
-         "\rbar 10% [00:00<00:00, 1it/s]"]
+NOISE = [
+    "",
+    "plain",
+    x.OK,
+    x.v8("Added request chatcmpl-1.", "async_llm.py:252", "INFO"),
+    x.stats(1.0, 9.0, 3, 0),
+    'prompt with HTTP/1.1" inside',
+    "INFO 05-06 02:29:07 [logger.py:1] Avg generation throughput: none",
+    "\x1b[31mred\x1b[0m",
+    '{"levelname": "ERROR", "name": "vllm.v1.engine.core", "message": "\\u0045ngineCore encountered a fatal error."}',
+    "\rbar 10% [00:00<00:00, 1it/s]",
+]
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from(LINES + NOISE * 20), max_size=60), st.integers(1, 3000), st.sampled_from([None, *Stream]), st.booleans())
-def test_scanning_gives_the_verdict_of_reading_every_line(lines: list[str], size: int, stream: Stream | None, colour: bool) -> None:
+@given(
+    st.lists(st.sampled_from(LINES + NOISE * 20), max_size=60),
+    st.integers(1, 3000),
+    st.sampled_from([None, *Stream]),
+    st.booleans(),
+)
+def test_scanning_gives_the_verdict_of_reading_every_line(
+    lines: list[str], size: int, stream: Stream | None, colour: bool
+) -> None:
     data = "\n".join(map(x.coloured, lines) if colour else lines).encode()
     assert scanned(data, size, stream)[0] == read_whole(data, stream)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.one_of(st.binary(max_size=60), st.sampled_from([each.encode() for each in LINES])), max_size=25), st.integers(1, 500))
+@given(
+    st.lists(st.one_of(st.binary(max_size=60), st.sampled_from([each.encode() for each in LINES])), max_size=25),
+    st.integers(1, 500),
+)
 def test_invalid_bytes_and_cuts_anywhere_change_nothing(pieces: list[bytes], size: int) -> None:
     data = b"\n".join(pieces)
     assert scanned(data, size)[0] == read_whole(data)
@@ -72,7 +87,7 @@ def test_every_literal_of_the_catalogue_is_looked_for() -> None:
 def test_a_benign_log_is_hardly_looked_at() -> None:
     quiet = (x.OK + "\n" + x.v8("Received request cmpl-1: prompt: 'hi'", "logger.py:39", "INFO") + "\n") * 5000
     verdict, looked_at = scanned(quiet.encode(), 64 * 1024)
-    assert verdict.class_ == "none" and looked_at < 60
+    assert verdict.class_ == "none" and looked_at <= 2
 
 
 def test_lines_are_numbered_as_an_editor_does() -> None:

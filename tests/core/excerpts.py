@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - log lines are as long as they are
 """Log excerpts as engines of all versions would print them, each with the class and action expected: data for the tests.
 
 Written from vLLM's format strings and public issues, varied in version, prefix, colour, transport and JSON; and hostile
@@ -177,6 +178,16 @@ FAILURES: tuple[tuple[str, str, str, str], ...] = (
     ("longer than the model", "bad_args", STOP, of(TRACE, "ValueError: User-specified max_model_len (999999) is greater than the derived max_model_len")),
     ("dynamo", "compile_failure", STOP, of(*BEGIN, v33("EngineCore failed to start."), v33("torch._dynamo.exc.BackendCompilerFailed: backend='<vllm>' raised:"), INIT)),
     ("permission", "fs_error", STOP, of(*BEGIN, TRACE, "PermissionError: [Errno 13] Permission denied: '/root/.cache/huggingface/hub'")),
+    ("bus error", "fs_error", STOP, of(*BEGIN, "Fatal Python error: Bus error")),
+    ("oom, JSON with a ready server", "oom_runtime", RESTART, of(
+        as_json("non-default args: {}", "INFO", "vllm.entrypoints.serve.startup"), as_json("Application startup complete.", "INFO", "uvicorn.error"),
+        as_json("WorkerProc hit an exception.", "ERROR", "vllm.v1.executor.multiproc_executor", f"{TRACE}\ntorch.OutOfMemoryError: {OOM}", "Worker_TP0"),
+        as_json(HEAD, exc_info=f"{TRACE}\nRuntimeError: Worker failed with error 'x'"))),
+    ("oom, docker json-file", "oom_runtime", RESTART, of(*(json.dumps({"log": line + "\n", "stream": "stdout", "time": "t"}) for line in (v33(HEAD), v33(f"torch.OutOfMemoryError: {OOM}"))))),
+    ("start-up oom, V0 engine process", "startup_oom", STOP, of(
+        v0(OOM, "engine.py:366"), v0(TRACE, "engine.py:366"), v0('  File "/x/vllm/worker/worker.py", line 9, in determine_num_available_blocks', "engine.py:366"),
+        v0(f"torch.OutOfMemoryError: {OOM}", "engine.py:366"), "Process SpawnProcess-1:", TRACE, f"torch.OutOfMemoryError: {OOM}",
+        "RuntimeError: Engine process failed to start. See stack trace for the root cause.")),
     ("ready timeout, worker oom is the cause", "startup_oom", STOP, of(*BEGIN, worker("WorkerProc failed to start."), worker(f"torch.OutOfMemoryError: {OOM}"),
      "TimeoutError: Timed out waiting for engine core processes to start. Waited 600s")),
     ("unknown start-up failure", "startup_failed", RESTART, of(*BEGIN, v33("EngineCore failed to start."), v33("KeyError: 'rope'"), INIT)),
@@ -234,6 +245,9 @@ BENIGN: tuple[tuple[str, str], ...] = (
     ("carriage return in a record", of(*UP, f"INFO 05-06 02:29:07 [logger.py:39] prompt: 'x\rERROR 05-06 02:29:07 [core.py:398] {HEAD}'")),
     ("kernel words in the engine's output", of(*UP, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", "[1.0] Out of memory: Killed process 1 (vllm) total-vm:1kB")),
     ("add_lora, TP=1", of(*UP, v33("Invocation of add_lora method failed"), v33(TRACE), v33(f"torch.OutOfMemoryError: {OOM}"), stats(1.0, 9.0, 1, 0))),
+    ("clean stop, JSON", of(
+        as_json('192.0.2.7:1 - "POST /v1/completions HTTP/1.1" 200', "INFO", "uvicorn.access"), as_json("Shutting down", "INFO", "uvicorn.error"),
+        as_json("AsyncLLM output_handler failed.", name="vllm.v1.engine.async_llm", exc_info=f"{TRACE}\n{DEAD}"))),
     ("add_lora, TP=1, JSON", of(as_json("Invocation of add_lora method failed", exc_info=f"{TRACE}\ntorch.OutOfMemoryError: {OOM}"))),
     ("worker error that tokens outlive", of(*UP, worker("WorkerProc hit an exception."), worker(f"torch.OutOfMemoryError: {OOM}"), stats(1.0, 9.0, 1, 0))),
     ("oom of one request in the server", of(*UP, "ERROR:    Exception in ASGI application", TRACE, f"torch.OutOfMemoryError: {OOM}", OK, stats(1.0, 9.0, 1, 0))),

@@ -4,8 +4,23 @@ from vllm_watchdog.core.catalog import CATALOG, Action, Severity
 from vllm_watchdog.core.findings import KERNEL_RANK
 
 SAMPLED = {
-    "vram_high", "vram_degrade", "vram_growth", "rss_high", "rss_leak", "kv_pressure", "engine_hang", "port_stranger", "load_timeout",
-    "unexpected_exit", "exit_stuck", "wedged", "vram_held", "budget_spent", "gpu_driver_unresponsive", "disk_low", "spawn_failed",
+    "vram_high",
+    "vram_degrade",
+    "vram_growth",
+    "rss_high",
+    "rss_leak",
+    "kv_pressure",
+    "engine_hang",
+    "port_stranger",
+    "load_timeout",
+    "unexpected_exit",
+    "exit_stuck",
+    "wedged",
+    "vram_held",
+    "budget_spent",
+    "gpu_driver_unresponsive",
+    "disk_low",
+    "spawn_failed",
 }
 
 

@@ -8,8 +8,14 @@ from vllm_watchdog.core.places import Phase
 SERVING = Phase.SERVING
 
 
-def finding(class_: str, line: int = 1, rank: int = 50, severity: Severity = Severity.FATAL, details: Details = (),
-            phase: Phase = SERVING) -> Finding:
+def finding(
+    class_: str,
+    line: int = 1,
+    rank: int = 50,
+    severity: Severity = Severity.FATAL,
+    details: Details = (),
+    phase: Phase = SERVING,
+) -> Finding:
     return Finding(class_, severity, Action.RESTART, line, f"line {line}", details, phase, rank)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from vllm_watchdog.core.markers import Mark, mark_of, stats_of
@@ -27,8 +29,10 @@ def test_a_milestone_counts_only_where_vllm_prints_it(line: str, mark: Mark | No
 
 
 def stats(text: str, where: str = "[loggers.py:1]", level: str = "INFO") -> str:
-    return (f"{level} 05-06 02:29:07 {where} Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s, "
-            f"{text}, GPU KV cache usage: 1.0%")
+    return (
+        f"{level} 05-06 02:29:07 {where} Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0 tokens/s, "  # noqa: E501
+        f"{text}, GPU KV cache usage: 1.0%"
+    )
 
 
 def test_waiting_without_running_is_a_deadlock_and_deferred_requests_wait_too() -> None:
@@ -43,6 +47,19 @@ def test_only_v0_is_believed_when_it_runs_and_says_nothing() -> None:
     assert v0 and v1 and v0.silent and not v1.silent
 
 
-@pytest.mark.parametrize("line", ["Avg prompt throughput: 1", stats("x"), stats("Running: 0 reqs, Waiting: 2 reqs", "[logger.py:1]")])
+@pytest.mark.parametrize(
+    "line", ["Avg prompt throughput: 1", stats("x"), stats("Running: 0 reqs, Waiting: 2 reqs", "[logger.py:1]")]
+)
 def test_other_lines_are_no_stats(line: str) -> None:
     assert stats_of(parse(line)[0]) is None
+
+
+MILESTONES = [
+    line.split("\t") for line in (Path(__file__).parents[1] / "fixtures" / "milestones.tsv").read_text().splitlines()
+]
+
+
+@pytest.mark.parametrize(("mark", "line"), MILESTONES, ids=[line for _, line in MILESTONES])
+def test_every_milestone_is_known(mark: str, line: str) -> None:
+    assert mark_of(parse(line)[0]) == mark
+    assert mark_of(parse(f"INFO 05-06 02:29:07 [request_logger.py:39] prompt: {line}")[0]) is None

@@ -17,26 +17,67 @@ def one(line: str) -> Record:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("ERROR 06-02 09:14:13 async_llm_engine.py:43] msg", Record(Kind.RECORD, "msg", "", 0, "ERROR", "async_llm_engine.py", 43)),
-        ("(VllmWorkerProcess pid=9) INFO 06-02 09:14:13 worker.py:1] msg", Record(Kind.RECORD, "msg", "VllmWorkerProcess", 9, "INFO", "worker.py", 1)),
+        (
+            "ERROR 06-02 09:14:13 async_llm_engine.py:43] msg",
+            Record(Kind.RECORD, "msg", "", 0, "ERROR", "async_llm_engine.py", 43),
+        ),
+        (
+            "(VllmWorkerProcess pid=9) INFO 06-02 09:14:13 worker.py:1] msg",
+            Record(Kind.RECORD, "msg", "VllmWorkerProcess", 9, "INFO", "worker.py", 1),
+        ),
         ("ERROR 05-06 02:29:07 [core.py:398] msg\r\n", Record(Kind.RECORD, "msg", "", 0, "ERROR", "core.py", 398)),
-        ("(VllmWorker rank=1 pid=9) ERROR 05-06 02:29:07 [core.py:398] msg", Record(Kind.RECORD, "msg", "VllmWorker", 9, "ERROR", "core.py", 398)),
-        ("(EngineCore_DP0 pid=9) ERROR 10-26 21:05:17 [v1/engine/core.py:844] msg", Record(Kind.RECORD, "msg", "EngineCore_DP0", 9, "ERROR", "core.py", 844)),
-        ("DEBUG 10-26 21:05:17 [model_executor/.../utils/fp8_utils.py:4] msg", Record(Kind.RECORD, "msg", "", 0, "DEBUG", "fp8_utils.py", 4)),
-        ("\x1b[0;36m(EngineCore pid=9)\x1b[0;0m \x1b[31mERROR\x1b[0m \x1b[90m10-26 21:05:17\x1b[0m \x1b[90m[core.py:8]\x1b[0m msg",
-         Record(Kind.RECORD, "msg", "EngineCore", 9, "ERROR", "core.py", 8)),
-        ("[node-3] (EngineCore pid=9) ERROR 10-26 21:05:17 [core.py:8] msg", Record(Kind.RECORD, "msg", "EngineCore", 9, "ERROR", "core.py", 8)),
-        ("(EngineCore pid=9) node-3: ERROR 10-26 21:05:17 [core.py:8] msg", Record(Kind.RECORD, "msg", "EngineCore", 9, "ERROR", "core.py", 8)),
-        ("(RayWorkerWrapper pid=7, ip=10.0.0.1) ERROR 10-26 21:05:17 [core.py:8] msg", Record(Kind.RECORD, "msg", "RayWorkerWrapper", 7, "ERROR", "core.py", 8)),
+        (
+            "(VllmWorker rank=1 pid=9) ERROR 05-06 02:29:07 [core.py:398] msg",
+            Record(Kind.RECORD, "msg", "VllmWorker", 9, "ERROR", "core.py", 398),
+        ),
+        (
+            "(EngineCore_DP0 pid=9) ERROR 10-26 21:05:17 [v1/engine/core.py:844] msg",
+            Record(Kind.RECORD, "msg", "EngineCore_DP0", 9, "ERROR", "core.py", 844),
+        ),
+        (
+            "DEBUG 10-26 21:05:17 [model_executor/.../utils/fp8_utils.py:4] msg",
+            Record(Kind.RECORD, "msg", "", 0, "DEBUG", "fp8_utils.py", 4),
+        ),
+        (
+            "\x1b[0;36m(EngineCore pid=9)\x1b[0;0m \x1b[31mERROR\x1b[0m \x1b[90m10-26 21:05:17\x1b[0m \x1b[90m[core.py:8]\x1b[0m msg",  # noqa: E501
+            Record(Kind.RECORD, "msg", "EngineCore", 9, "ERROR", "core.py", 8),
+        ),
+        (
+            "[node-3] (EngineCore pid=9) ERROR 10-26 21:05:17 [core.py:8] msg",
+            Record(Kind.RECORD, "msg", "EngineCore", 9, "ERROR", "core.py", 8),
+        ),
+        (
+            "(EngineCore pid=9) node-3: ERROR 10-26 21:05:17 [core.py:8] msg",
+            Record(Kind.RECORD, "msg", "EngineCore", 9, "ERROR", "core.py", 8),
+        ),
+        (
+            "(RayWorkerWrapper pid=7, ip=10.0.0.1) ERROR 10-26 21:05:17 [core.py:8] msg",
+            Record(Kind.RECORD, "msg", "RayWorkerWrapper", 7, "ERROR", "core.py", 8),
+        ),
         ("vllm-1  | ERROR 10-26 21:05:17 [core.py:8] msg", Record(Kind.RECORD, "msg", "", 0, "ERROR", "core.py", 8)),
-        ("Nov 29 14:41:57 host vllm[539]: ERROR 10-26 21:05:17 [core.py:8] msg", Record(Kind.RECORD, "msg", "", 0, "ERROR", "core.py", 8)),
-        ("2026-11-29T14:41:57.1Z stdout F ERROR 10-26 21:05:17 [core.py:8] msg", Record(Kind.RECORD, "msg", "", 0, "ERROR", "core.py", 8)),
-        ("\rLoading: 100% 1/1 [00:00<00:00,  2.6it/s]ERROR 10-26 21:05:17 [core.py:8] msg", Record(Kind.RECORD, "msg", "", 0, "ERROR", "core.py", 8)),
+        (
+            "Nov 29 14:41:57 host vllm[539]: ERROR 10-26 21:05:17 [core.py:8] msg",
+            Record(Kind.RECORD, "msg", "", 0, "ERROR", "core.py", 8),
+        ),
+        (
+            "2026-11-29T14:41:57.1Z stdout F ERROR 10-26 21:05:17 [core.py:8] msg",
+            Record(Kind.RECORD, "msg", "", 0, "ERROR", "core.py", 8),
+        ),
+        (
+            "\rLoading: 100% 1/1 [00:00<00:00,  2.6it/s]ERROR 10-26 21:05:17 [core.py:8] msg",
+            Record(Kind.RECORD, "msg", "", 0, "ERROR", "core.py", 8),
+        ),
         ("a bar\rERROR 10-26 21:05:17 [core.py:8] msg", Record(Kind.RECORD, "msg", "", 0, "ERROR", "core.py", 8)),
-        ("(EngineCore pid=9) \rLoading shards:   0% Completed", Record(Kind.RAW, "Loading shards:   0% Completed", "EngineCore", 9)),
+        (
+            "(EngineCore pid=9) \rLoading shards:   0% Completed",
+            Record(Kind.RAW, "Loading shards:   0% Completed", "EngineCore", 9),
+        ),
         ("\0\0INFO:     Shutting down", Record(Kind.SERVER, "Shutting down", level="INFO")),
         ("(APIServer pid=1) INFO:     Shutting down", Record(Kind.SERVER, "Shutting down", "APIServer", 1, "INFO")),
-        ('INFO:     127.0.0.1:5 - "GET /health HTTP/1.1" 200 OK', Record(Kind.ACCESS, '127.0.0.1:5 - "GET /health HTTP/1.1" 200 OK', level="INFO")),
+        (
+            'INFO:     127.0.0.1:5 - "GET /health HTTP/1.1" 200 OK',
+            Record(Kind.ACCESS, '127.0.0.1:5 - "GET /health HTTP/1.1" 200 OK', level="INFO"),
+        ),
         ("(APIServer pid=71) OSError: x", Record(Kind.RAW, "OSError: x", "APIServer", 71)),
         ("[ 9021.77] NVRM: Xid", Record(Kind.KERNEL, "NVRM: Xid")),
         ("kern  :err   : [ 9021.77] NVRM: Xid", Record(Kind.KERNEL, "NVRM: Xid")),
@@ -59,11 +100,34 @@ def test_a_record_cannot_be_forged_inside_another() -> None:
 
 
 def test_a_json_record_becomes_one_record_a_line() -> None:
-    entry = {"levelname": "ERROR", "name": "vllm.v1.engine.core", "processName": "EngineCore", "process": 9,
-             "message": "died", "exc_info": "Traceback\nKeyError: 1"}
+    entry = {
+        "levelname": "ERROR",
+        "name": "vllm.v1.engine.core",
+        "processName": "EngineCore",
+        "process": 9,
+        "message": "died",
+        "exc_info": "Traceback\nKeyError: 1",
+    }
     records = parse(json.dumps(entry))
     assert [each.message for each in records] == ["died", "Traceback", "KeyError: 1"]
     assert {each.site for each in records} == {("EngineCore", 9, "core.py", 0)}
+
+
+def test_uvicorns_json_is_no_vllm_record() -> None:
+    entry = {
+        "levelname": "INFO",
+        "name": "uvicorn.error",
+        "processName": "MainProcess",
+        "process": 9,
+        "vllm_process_name": "APIServer",
+    }
+    access = '127.0.0.1:5 - "GET /health HTTP/1.1" 200'
+    assert parse(json.dumps(entry | {"message": "Shutting down"})) == (
+        Record(Kind.SERVER, "Shutting down", "APIServer", 9, "INFO"),
+    )
+    assert parse(json.dumps(entry | {"message": access})) == (Record(Kind.ACCESS, access, "APIServer", 9, "INFO"),)
+    crash = parse(json.dumps(entry | {"message": "Exception in ASGI application", "exc_info": "Traceback\nKeyError: 1"}))
+    assert [each.kind for each in crash] == [Kind.SERVER, Kind.RAW, Kind.RAW]
 
 
 def test_a_json_record_is_bounded() -> None:
@@ -73,6 +137,11 @@ def test_a_json_record_is_bounded() -> None:
 @pytest.mark.parametrize("line", ["{not json", '{"a": 1}', '{"level": "INFO"}', "{" * 60_000, "[1]"])
 def test_what_is_no_json_record_is_raw(line: str) -> None:
     assert one(line).kind is Kind.RAW
+
+
+def test_a_line_in_dockers_wrapping_is_unwrapped() -> None:
+    line = '{"log": "\\u001b[31mERROR\\u001b[0m 05-06 02:29:07 [core.py:398] msg\\r\\n", "stream": "stdout"}'
+    assert parse(line) == (Record(Kind.RECORD, "msg", "", 0, "ERROR", "core.py", 398),)
 
 
 def test_odd_json_values_do_no_harm() -> None:
@@ -93,4 +162,5 @@ def test_the_stream_is_told_by_the_majority() -> None:
     engine, kernel = "INFO:     Shutting down", "[1.0] NVRM: x"
     assert stream_of([engine, engine, kernel]) is Stream.ENGINE
     assert stream_of([kernel, "x"]) is Stream.KERNEL
+    assert stream_of([kernel, kernel, engine]) is None
     assert stream_of(["x", ""]) is None

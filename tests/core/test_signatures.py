@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from vllm_watchdog.core.catalog import CATALOG
@@ -21,8 +23,19 @@ def test_every_needle_is_plain_ascii_long_enough_to_be_rare() -> None:
 
 def test_causes_outrank_consequences() -> None:
     rank = {each.class_: each.rank for each in reversed(ROWS)}
-    order = ["cuda_hw", "oom", "nccl_timeout", "nccl_error", "step_timeout", "worker_died", "engine_proc_died", "engine_dead_v0",
-             "startup_failed", "shm_stall", "kv_pressure"]
+    order = [
+        "cuda_hw",
+        "oom",
+        "nccl_timeout",
+        "nccl_error",
+        "step_timeout",
+        "worker_died",
+        "engine_proc_died",
+        "engine_dead_v0",
+        "startup_failed",
+        "shm_stall",
+        "kv_pressure",
+    ]
     assert [rank[each] for each in order] == sorted((rank[each] for each in order), reverse=True)
 
 
@@ -53,3 +66,36 @@ def test_start_up_classes_follow_from_the_table() -> None:
     assert {"hf_auth", "startup_oom", "bad_args"} <= STARTUP_CLASSES
     assert "oom" not in STARTUP_CLASSES
     assert all(each.class_ in STARTUP_CLASSES for each in ROWS if each.phases == STARTING and each.place is Place.LINE)
+
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+GOLDEN = [line.split("\t") for line in (FIXTURES / "signatures.tsv").read_text().splitlines()]
+ONLY_AT_START = {"bad_args", "fs_error", "hf_auth", "hf_network", "model_not_found"}
+
+
+@pytest.mark.parametrize(("class_", "rank", "line"), GOLDEN, ids=[f"{n}" for n in range(len(GOLDEN))])
+def test_every_text_of_the_catalogue_is_known_in_every_place(class_: str, rank: str, line: str) -> None:
+    record = parse(line)[0]
+    found = best_row(record, Phase.UNKNOWN)
+    assert found and (found.class_, found.rank) == (class_, int(rank))
+    assert any(needle in line for needle in found.needles)
+    serving = best_row(record, Phase.SERVING)
+    if class_ != "port_in_use":
+        assert (serving is None) == (class_ in ONLY_AT_START)
+
+
+@pytest.mark.parametrize("line", [line for _, _, line in GOLDEN], ids=[f"{n}" for n in range(len(GOLDEN))])
+def test_the_same_text_quoted_is_nothing(line: str) -> None:
+    text = parse(line)[0].message
+    for quote in (
+        f"INFO 05-06 02:29:07 [logger.py:39] {text}",
+        f"ERROR 05-06 02:29:07 [serving.py:1272] {text}",
+        f"It says: {text}",
+        f"ERROR 05-06 02:29:07 [core.py:398] KeyError: '{text}'",
+        f'INFO:     1.2.3.4:5 - "GET /{text} HTTP/1.1" 200 OK',
+    ):
+        assert best_row(parse(quote)[0], Phase.UNKNOWN) is None, quote
+
+
+def test_only_an_oom_may_be_survived() -> None:
+    assert {each.class_ for each in ROWS if each.recoverable} == {"oom", "startup_oom"}

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core import excerpts as x
 
 from vllm_watchdog.core.catalog import Action, Severity
 from vllm_watchdog.core.verdict import CONTEXT_LIMIT, HEAD_LINES, Phase, Reader, Stream, classify
-
-sys.path.insert(0, str(Path(__file__).parent))
-import excerpts as x
 
 CORPUS = sorted((Path(__file__).parents[1] / "fixtures" / "logs").glob("*.json"))
 
@@ -26,7 +23,9 @@ def test_a_recorded_excerpt_gets_its_class_and_action(sidecar: Path) -> None:
     assert bool(verdict.evidence) == (verdict.class_ != "none")
 
 
-@pytest.mark.parametrize(("name", "class_", "action", "text"), x.FAILURES + x.KERNEL, ids=[each[0] for each in x.FAILURES + x.KERNEL])
+@pytest.mark.parametrize(
+    ("name", "class_", "action", "text"), x.FAILURES + x.KERNEL, ids=[each[0] for each in x.FAILURES + x.KERNEL]
+)
 def test_a_failure_is_named(name: str, class_: str, action: str, text: str) -> None:
     verdict = classify(text.split("\n"))
     assert (verdict.class_, verdict.action) == (class_, action)
@@ -44,7 +43,9 @@ def feed(reader: Reader, *lines: str) -> list[str]:
 
 def test_a_live_tail_hears_of_each_class_once_and_of_a_cause_when_it_is_confirmed() -> None:
     reader = Reader(Stream.ENGINE, Phase.STARTUP)
-    assert feed(reader, x.READY, x.worker("WorkerProc hit an exception."), x.worker(f"torch.OutOfMemoryError: {x.OOM}")) == []
+    assert (
+        feed(reader, x.READY, x.worker("WorkerProc hit an exception."), x.worker(f"torch.OutOfMemoryError: {x.OOM}")) == []
+    )
     assert feed(reader, x.v33(x.HEAD), x.v33(x.TRACE), x.api(x.DEAD), x.v33(x.HEAD)) == ["oom_runtime"]
     assert reader.verdict().evidence[0][0] == 3
 

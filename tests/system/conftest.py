@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-
 from tests.system.harness import Doc, Receiver, Watchdog
 
 

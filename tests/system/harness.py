@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from vllm_watchdog.app import cli
 from vllm_watchdog.app.replay import parsed, replay
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.proc import MarkIndex, ProcId, instance_of, listeners
+from vllm_watchdog.procfs import pids, read, title
 from vllm_watchdog.tell.client import Unreachable, call
 from vllm_watchdog.tell.journal import files
 
@@ -36,6 +38,8 @@ Doc = dict[str, Any]
 
 WITHIN_S = 20.0     # the longest wait; on two busy cores everything here takes a fraction of it
 LOOK_S = 0.03
+TOKEN = "WATCHDOG_UNDER_TEST"       # in the environment of the daemon, and so of all that it starts
+PORTS = count(20_000 + os.getpid() * 41 % 10_000)       # workers that run side by side begin apart
 SIM = [sys.executable, "-m", "vllm_watchdog.sim"]
 REAL = [sys.executable, "-m", "vllm_watchdog.app.cli", "run"]
 HASTY = [sys.executable, str(Path(__file__).with_name("hasty.py"))]      # the same with the fixed limits cut short
@@ -59,16 +63,16 @@ def backup(of: str, **keys: Any) -> Doc:
     return {"backup_for": of, "port": free_port(), "args": {"max-num-seqs": 16}} | keys
 
 
-def free_port(_next: list[int] = [20_000 + os.getpid() * 41 % 10_000]) -> int:  # noqa: B006 - the counter of this process
+def free_port() -> int:
     """Below the kernel's own range, so that no outgoing connection takes it before the engine does."""
     while True:
-        _next[0] += 1
+        port = next(PORTS)
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", _next[0]))
+                probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        return _next[0]
+        return port
 
 
 def toml(value: Any) -> str:
@@ -86,11 +90,23 @@ class Said:
     err: str
 
 
+def command(*words: str) -> Said:
+    """One command, in this process: what it prints is what a user reads."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = cli.main(words)
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else 1
+    return Said(code, out.getvalue(), err.getvalue())
+
+
 class Watchdog:
     def __init__(self, folder: Path, engines: dict[str, Doc], env: dict[str, str] | None = None,
                  program: list[str] = REAL, **sections: Doc) -> None:
         self.folder, self.program = folder, program
-        self.env = {key: value for key, value in os.environ.items() if not key.startswith("LLM_WATCHDOG_")} | (env or {})
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("LLM_WATCHDOG_")}
+        self.env = inherited | {TOKEN: str(folder)} | (env or {})
         self.state, self.logs = folder / "state", folder / "logs"
         self.config, self.socket = folder / "config.toml", folder / "state" / "control.sock"
         self.output = folder / "daemon.log"
@@ -131,9 +147,11 @@ class Watchdog:
 
     def stop(self) -> int:
         """A clean stop; its exit code."""
+        daemon = self.daemon
+        assert daemon
+        self.until(lambda: (self.state / "lock").exists() or daemon.poll() is not None, "it does not even begin")
         self.term()
-        assert self.daemon
-        return self.daemon.wait(WITHIN_S)
+        return daemon.wait(WITHIN_S)
 
     def finish(self) -> None:
         """Stops it, and proves what holds after every run."""
@@ -142,6 +160,7 @@ class Watchdog:
                 assert self.stop() == 0, self.tail()
             left = self.processes()
             assert not left, f"left behind: {left}"
+            self.until(lambda: not self.descendants(), "left behind: a process that the daemon started", 3.0)
             assert not (self.state / "lock").exists()
             assert not self.socket.exists()
             for name, keys in self.engines.items():
@@ -185,12 +204,11 @@ class Watchdog:
         return next(each for each in doc["engines"] if each["name"] == name)
 
     def until(self, found: Callable[[], Value | None], failing: str, within_s: float = WITHIN_S) -> Value:
-        """The first value that is neither None nor False."""
+        """The first value that is true."""
         end = time.monotonic() + within_s
         pause = threading.Event()
         while time.monotonic() < end:
-            value = found()
-            if value is not None and value is not False:
+            if value := found():
                 return value
             pause.wait(LOOK_S)
         doc = self.status()
@@ -219,16 +237,22 @@ class Watchdog:
         """PIDs of one engine, the leader first."""
         return tuple(who.pid for mark, members in self.processes().items() if mark.engine == name for who in members)
 
+    def descendants(self) -> list[tuple[int, str]]:
+        """Whatever the daemon started, by itself or by its engines: GPU helper and stack dumpers too."""
+        token = f"{TOKEN}={self.folder}".encode()
+        return [(pid, title(pid)) for pid in pids() if token in read(pid, "environ").split(b"\0")]
+
     def core(self, name: str) -> int:
         """The PID of EngineCore: the leader's first child."""
         leader = self.engine(name)["pid"]
         return int(Path(f"/proc/{leader}/task/{leader}/children").read_text().split()[0])
 
     def incident(self, service: str, **wanted: Any) -> Doc | None:
-        """The newest incident of a service with these values."""
-        for row in self.ask("incidents", limit=100)["incidents"]:
-            if row["service"] == service and all(row[key] == value for key, value in wanted.items()):
-                return dict(row)
+        """The newest incident of a service with these values, whole."""
+        with suppress(Unreachable):
+            for row in self.ask("incidents", limit=100).get("incidents", ()):
+                if row["service"] == service and all(row[key] == value for key, value in wanted.items()):
+                    return self.ask("incident", id=row["id"])
         return None
 
     def bundle(self, row: Doc) -> Path:
@@ -255,14 +279,10 @@ class Watchdog:
     # -- using
 
     def cli(self, *words: str) -> Said:
-        """One command, in this process: what it prints is what a user reads."""
-        out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err):
-            try:
-                code = cli.main([*words, "--config", str(self.config)])
-            except SystemExit as leaving:
-                code = leaving.code if isinstance(leaving.code, int) else 1
-        return Said(code, out.getvalue(), err.getvalue())
+        return command(*words, "--config", str(self.config))
+
+    def replay(self, journal: Path) -> Said:
+        return command("replay", str(journal))
 
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{self.engines[name]['port']}"
@@ -275,7 +295,8 @@ class Watchdog:
             return 0
 
     def prompt(self, name: str, words: int = 3, max_tokens: int = 4, timeout_s: float = WITHIN_S) -> int:
-        return self.post(name, {"model": "stand-in", "prompt": "word " * words, "max_tokens": max_tokens}, timeout_s=timeout_s)
+        body = {"model": "stand-in", "prompt": "word " * words, "max_tokens": max_tokens}
+        return self.post(name, body, timeout_s=timeout_s)
 
     def fault(self, name: str, fault: str, **given: Any) -> int:
         return self.post(name, {"name": fault} | given, "/sim/fault", 5.0)

@@ -29,7 +29,7 @@ def test_json_is_one_object_a_file_with_the_proving_lines() -> None:
     assert code == 1
     assert list(oom) == ["file", "class", "severity", "action", "phase", "evidence", "details", "advice"]
     assert (oom["class"], oom["severity"], oom["action"], oom["phase"]) == ("oom_runtime", "fatal", "restart", "serving")
-    lines = OOM.read_bytes().decode().split("\n")     # as an editor that knows no bare returns
+    lines = OOM.read_bytes().decode().split("\n")  # as an editor that knows no bare returns
     assert all(each["text"][:40] in lines[each["line"] - 1] for each in oom["evidence"])
     assert oom["details"]["requested_bytes"] == 352 * 2**20
     assert oom["details"]["other_processes"] == [{"pid": 1733, "bytes": 107674830110}]
@@ -52,8 +52,14 @@ def test_a_warning_is_no_failure() -> None:
 
 @pytest.mark.parametrize(
     ("name", "content", "why"),
-    [("missing.log", None, "No such file or directory"), ("empty.log", b"", "empty"), ("zeros.log", b"\0" * 9000, "empty"),
-     ("binary.log", bytes(range(256)) * 64, "binary"), ("packed.log", gzip.compress(b"x"), "zcat"), (".", None, "Is a directory")],
+    [
+        ("missing.log", None, "No such file or directory"),
+        ("empty.log", b"", "empty"),
+        ("zeros.log", b"\0" * 9000, "empty"),
+        ("binary.log", bytes(range(256)) * 64, "binary"),
+        ("packed.log", gzip.compress(b"x", mtime=0), "zcat"),
+        (".", None, "Is a directory"),
+    ],
 )
 def test_bad_input_is_one_line_that_says_what_was_expected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None, why: str
@@ -64,7 +70,7 @@ def test_bad_input_is_one_line_that_says_what_was_expected(
     code, text = run(path, FINE)
     (line,) = capsys.readouterr().err.splitlines()
     assert code == 2 and line.startswith(f"{path}: ") and why in line and "expected" in line
-    assert json.loads(text)["class"] == "none"      # the other file is still judged
+    assert json.loads(text)["class"] == "none"  # the other file is still judged
 
 
 def test_a_hole_at_the_start_of_a_rotated_log_does_no_harm(tmp_path: Path) -> None:
@@ -81,10 +87,12 @@ def test_a_large_log_is_read_with_little_memory(tmp_path: Path) -> None:
             file.write(line * 14_000)
         file.write(OOM.read_bytes())
     program = (
-        "import resource, sys; from vllm_watchdog.app.classify import classify; code = classify(sys.argv[1:], True, sys.stdout); "
+        "import resource, sys; from vllm_watchdog.app.classify import classify; code = classify(sys.argv[1:], True, sys.stdout); "  # noqa: E501
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=50, check=False
+    )
     verdict, peak_kib = done.stdout.splitlines()
     assert done.returncode == 1 and json.loads(verdict)["class"] == "oom_runtime"
     assert int(peak_kib) < 80 * 1024
@@ -92,7 +100,9 @@ def test_a_large_log_is_read_with_little_memory(tmp_path: Path) -> None:
 
 def test_standard_input_is_a_dash() -> None:
     program = "import sys; from vllm_watchdog.app.classify import classify; sys.exit(classify(['-'], True, sys.stdout))"
-    done = subprocess.run([sys.executable, "-c", program], input=OOM.read_bytes(), capture_output=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=OOM.read_bytes(), capture_output=True, timeout=30, check=False
+    )
     assert (done.returncode, json.loads(done.stdout)["file"]) == (1, "-")
 
 

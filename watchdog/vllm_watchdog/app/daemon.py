@@ -143,6 +143,7 @@ class Daemon:
     def run(self) -> int:
         """Until everything is stopped.  Raises Busy, ControlError, OSError when it can't even begin."""
         daemon = self.settings.daemon
+        self._listen_to_signals()       # before there is anything that a stop would have to undo
         lock = Lock.acquire(daemon.state_dir / "lock")
         try:
             become_subreaper()
@@ -154,7 +155,6 @@ class Daemon:
             threading.excepthook = self._crash
             for part in self._parts:
                 part.start()
-            self._listen_to_signals()
             self.notifier.ready("watching")
             self.loop.run(booted)
             self.notifier.stopping("stopped")

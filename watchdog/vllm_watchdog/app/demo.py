@@ -7,7 +7,6 @@ where to look; and cleans up after itself.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import socket
@@ -24,6 +23,7 @@ from typing import Any, TextIO
 import requests
 
 from vllm_watchdog.app import show
+from vllm_watchdog.proc import instance_of, marked, send
 from vllm_watchdog.tell.client import Unreachable, call
 from vllm_watchdog.tell.history import Reader
 
@@ -146,9 +146,12 @@ class Stage:
             if (value := found()) is not None:
                 return value
             if self.daemon and self.daemon.poll() is not None:
-                raise DemoError(f"the daemon ended with code {self.daemon.returncode}")
+                raise DemoError(f"the daemon ended with code {self.daemon.returncode}: {self._last_words()}")
             pause.wait(0.1)
         raise DemoError(f"{failing} after {STEP_S:.0f} s")
+
+    def _last_words(self) -> str:
+        return (self.folder / "daemon.log").read_text("utf-8", "replace").strip().rpartition("\n")[2]
 
     def _status(self) -> dict[str, Any] | None:
         try:
@@ -169,8 +172,12 @@ class Stage:
         with suppress(DemoError):
             self._stop()
         if self.daemon and self.daemon.poll() is None:
-            os.kill(self.daemon.pid, signal.SIGKILL)
+            self.daemon.kill()
             self.daemon.wait(STEP_S)
+        instance = instance_of(self.folder / "state")
+        for mark, members in marked(instance).items():      # engines outlive a daemon that did not end as it should
+            for who in members:
+                send(who, signal.SIGKILL, mark, instance)
 
 
 def free_port() -> int:

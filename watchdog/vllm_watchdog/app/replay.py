@@ -13,6 +13,8 @@ from vllm_watchdog.core.commands import Say
 from vllm_watchdog.core.schema import CODEC
 from vllm_watchdog.core.world import World
 
+GAPS = frozenset({"journal.lost", "journal.line_too_long", "journal.unreadable"})
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -34,8 +36,9 @@ class Replayed:
 def replay(lines: Iterable[dict[str, Any]]) -> Replayed:
     """Fold the events; each must lead to the decisions (`say` lines) that the journal shows.
 
-    Decisions stand after the event that led to them, in order.  Events before the first `Booted` are skipped: a rotated
-    journal begins in the middle of a life.  Raises ValueError for a line that is no record of ours.
+    Decisions stand after the event that led to them, in order.  Events before a `Booted` are skipped: a rotated journal
+    begins in the middle of a life, and behind a gap nobody can say what was known.  A daemon that was killed owes its
+    last decisions.  Raises ValueError for a line that is no record of ours.
     """
     world, folded, said = World(), 0, 0
     owed: list[str] = []
@@ -43,7 +46,8 @@ def replay(lines: Iterable[dict[str, Any]]) -> Replayed:
     for number, line in enumerate(lines, start=1):
         if "event" in line:
             event = CODEC.decode(line["event"])
-            started = started or isinstance(event, events.Booted)
+            if isinstance(event, events.Booted):
+                started, owed = True, []
             if not started:
                 continue
             if owed:
@@ -57,6 +61,8 @@ def replay(lines: Iterable[dict[str, Any]]) -> Replayed:
             if then != now:
                 return Replayed(folded, said, Difference(number, then, now), world)
             said += 1
+        elif line.get("say") in GAPS:
+            started = False
     return Replayed(folded, said, None, world)
 
 
@@ -71,11 +77,31 @@ def _text(line: dict[str, Any]) -> str:
 
 
 def parsed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The journal's lines as objects; a last line that was cut off by a crash is left out."""
-    pending = ""
-    for line in lines:
-        if pending:
-            yield json.loads(pending)
-        pending = line
-    if pending.endswith("\n"):
-        yield json.loads(pending)
+    """The journal's lines as objects.  A line that a crash cut off, whose next event is a `Booted`, comes as an empty one.
+
+    Raises ValueError for any other line that is no JSON object.
+    """
+    torn = 0
+    for number, line in enumerate(lines, start=1):
+        record = _object(line)
+        if torn and (record is None or _event(record) not in ("", "Booted")):
+            raise ValueError(f"line {torn}: expected a JSON object")
+        if record is None:
+            torn = number
+        elif _event(record):
+            torn = 0
+        yield record or {}
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _event(record: dict[str, Any]) -> str:
+    """The name of the event; empty for what was said."""
+    event = record.get("event")
+    return str(event.get("_")) if isinstance(event, dict) else ""

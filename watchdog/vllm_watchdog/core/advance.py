@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm_watchdog.core import boot, events, liveness, operate
 from vllm_watchdog.core.commands import Command
-from vllm_watchdog.core.follow import follow
+from vllm_watchdog.core.follow import JUDGED, follow
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.logs import kernel_read, log_read
 from vllm_watchdog.core.policy import ALIVE, Phase, Sign
@@ -51,7 +51,8 @@ def _clock_set(turn: Turn, event: events.ClockSet) -> None:
 
 def _stop_asked(turn: Turn, event: events.StopAsked) -> None:
     turn.say("daemon.stopping", by=event.by)
-    turn.world = replace(turn.world, stopping=True)
+    kill_s = max((engine.plan.limits.kill_s for engine in turn.world.engines), default=0.0)
+    turn.world = replace(turn.world, stopping=True, strays_until=turn.at + kill_s)
     for engine in turn.world.engines:
         turn.sign(engine.name, Sign.UNWANT)
 
@@ -92,11 +93,11 @@ def _dumped(turn: Turn, event: events.Dumped) -> None:
     turn.say("evidence.done", incident=event.incident, folder=event.folder, missing=", ".join(event.missing))
     for incident in turn.world.incidents:
         if incident.id == event.incident:
-            turn.note(incident.engine, "evidence", event.folder + "".join(f"; without {part}" for part in event.missing))
+            turn.note(incident.service, "evidence", event.folder + "".join(f"; without {part}" for part in event.missing))
             incident = turn.world.incident(incident.service) or incident
             turn.world = turn.world.with_incident(replace(incident, evidence=(*incident.evidence, event.folder)))
     if event.mark and (engine := _current(turn, event.mark)):
-        turn.sign(engine.name, Sign.DUMPED)
+        turn.bundled(engine.name)
 
 
 def _probed(turn: Turn, event: events.Probed) -> None:
@@ -107,7 +108,7 @@ def _probed(turn: Turn, event: events.Probed) -> None:
     engine = turn.change(engine.name, health=event.health, ill_since=min(engine.ill_since, event.at) if bad else inf)
     if event.health is Health.OK:
         _answers(turn, engine, event)
-    elif bad and engine.phase is not Phase.LOADING and event.at - engine.ill_since >= engine.plan.limits.dead_s:
+    elif bad and engine.phase in JUDGED and event.at - engine.ill_since >= engine.plan.limits.dead_s:
         text = f"/health {event.health} for {event.at - engine.ill_since:.0f} s"
         turn.fault(engine.name, "api_unreachable", text)
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
+from vllm_watchdog.core import incidents
 from vllm_watchdog.core.commands import Adopt, Kill
 from vllm_watchdog.core.events import Booted, Survivor
 from vllm_watchdog.core.failover import Service, Side
 from vllm_watchdog.core.incidents import Incident
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
-from vllm_watchdog.core.plan import EnginePlan, Plan
+from vllm_watchdog.core.plan import EnginePlan
 from vllm_watchdog.core.policy import Phase, Sign, State
 from vllm_watchdog.core.readings import Mark
-from vllm_watchdog.core.turn import Turn
+from vllm_watchdog.core.turn import HOST, Turn
 from vllm_watchdog.core.world import Engine, World
 
 
@@ -25,22 +26,40 @@ def booted(turn: Turn, event: Booted) -> None:
     memory = event.memory or Memory(event.boot_id)
     same_boot = memory.boot_id == event.boot_id
     known = {engine.name: engine for engine in memory.engines}
-    running = {engine.name: _newest(engine.name, event.survivors) for engine in event.plan.engines}
+    engines = tuple(_engine(plan, known.get(plan.name), same_boot, event) for plan in event.plan.engines)
+    running = {engine.name: _leader(engine, event.survivors) for engine in engines}
     turn.world = World(
         plan=event.plan,
         boot_id=event.boot_id,
         at=event.at,
         wall_offset=event.wall_offset,
-        engines=tuple(_engine(plan, known.get(plan.name), same_boot, event) for plan in event.plan.engines),
-        services=tuple(_services(event.plan, memory, running, event.at)),
+        engines=engines,
+        services=tuple(_services(event, memory, running)),
         incidents=memory.incidents if same_boot else tuple(_rebased(i, event) for i in memory.incidents),
         paused=memory.paused,
     )
     turn.say("daemon.started", engines=len(event.plan.engines), survivors=len(event.survivors), same_boot=same_boot)
+    _forget(turn)
     _take_over(turn, event, running)
+    if not turn.world.paused:
+        want(turn)
+
+
+def want(turn: Turn) -> None:
+    """Every service wants the engine that is meant to serve; a held one waits for a human."""
     for service in turn.world.services:
         if turn.world.engine(service.wanted).phase is not Phase.HELD:
             turn.sign(service.wanted, Sign.WANT)
+
+
+def _forget(turn: Turn) -> None:
+    """An incident of a service that is configured no more has nobody left who could recover."""
+    services = {service.name for service in turn.world.services} | {HOST}
+    for incident in turn.world.incidents:
+        if incident.service not in services:
+            text = f"{incident.service} is not configured any more"
+            turn.world = turn.world.with_incident(incidents.resolved(incident, turn.at, turn.wall, text))
+            turn.say("incident.resolved", incident=incident.id)
 
 
 def _rebased(incident: Incident, event: Booted) -> Incident:
@@ -52,10 +71,9 @@ def _rebased(incident: Incident, event: Booted) -> Incident:
     )
 
 
-def _newest(name: str, survivors: tuple[Survivor, ...]) -> Survivor | None:
-    """The newest generation of an engine whose leader still runs."""
-    led = [survivor for survivor in survivors if survivor.mark.engine == name and survivor.leader]
-    return max(led, key=lambda survivor: survivor.mark.generation, default=None)
+def _leader(engine: Engine, survivors: tuple[Survivor, ...]) -> Survivor | None:
+    """The leader of an engine's newest generation, if it still runs."""
+    return next((survivor for survivor in survivors if survivor.leader and survivor.mark == engine.mark), None)
 
 
 def _engine(plan: EnginePlan, known: EngineMemory | None, same_boot: bool, event: Booted) -> Engine:
@@ -70,16 +88,17 @@ def _engine(plan: EnginePlan, known: EngineMemory | None, same_boot: bool, event
     return replace(engine, life=life, cause=known.held, why=known.why)
 
 
-def _services(plan: Plan, memory: Memory, running: dict[str, Survivor | None], at: float) -> list[Service]:
+def _services(event: Booted, memory: Memory, running: dict[str, Survivor | None]) -> list[Service]:
     """A service stays with its backup if it was there, or if only its backup still runs."""
     known = {service.name: service for service in memory.services}
     services = []
-    for primary in (engine for engine in plan.engines if engine.backup_for is None):
-        backup = next((engine.name for engine in plan.engines if engine.backup_for == primary.name), None)
+    for primary in (engine for engine in event.plan.engines if engine.backup_for is None):
+        backup = next((engine.name for engine in event.plan.engines if engine.backup_for == primary.name), None)
         only_backup = backup is not None and running[backup] is not None and running[primary.name] is None
         before = known.get(primary.name, ServiceMemory(primary.name, on_backup=False, turned_at=-inf))
         side = Side.BACKUP if backup and (before.on_backup or only_backup) else Side.PRIMARY
-        services.append(Service(primary.name, backup, side, since=at, turned_at=before.turned_at))
+        turned_at = before.turned_at if memory.boot_id == event.boot_id else -inf
+        services.append(Service(primary.name, backup, side, since=event.at, turned_at=turned_at))
     return services
 
 
@@ -100,7 +119,7 @@ def _take_over(turn: Turn, event: Booted, running: dict[str, Survivor | None]) -
 def _adopt(turn: Turn, name: str, survivor: Survivor) -> None:
     engine = turn.world.engine(name)
     wanted = turn.world.service(name).wanted == name
-    left = max(engine.plan.limits.load_s - survivor.age_s, engine.plan.limits.dead_s)
+    left = max(engine.plan.limits.load_s - survivor.age_s, engine.plan.limits.suspect_s)
     life = State(phase=Phase.LOADING, wanted=True, deadline=turn.at + left, failures=engine.life.failures)
     turn.change(name, life=life, pid=survivor.pid, spawned_at=turn.at - survivor.age_s, cause="", why="",
                 pulse=replace(engine.pulse, since=turn.at))

@@ -62,8 +62,8 @@ STACKS = T("Read the stack dump in the evidence folder; with TP/PP > 1 check NCC
            "查看证据目录中的堆栈；TP/PP > 1 时检查 NCCL 与 NVLink。")
 SHM = T("Give the container more /dev/shm (--shm-size 16g or --ipc=host); set NCCL_DEBUG=INFO.",
         "为容器增大 /dev/shm（--shm-size 16g 或 --ipc=host）；设置 NCCL_DEBUG=INFO。")
-HOST_MEM = T("Lower --api-server-count, --swap-space or --cpu-offload-gb, or raise the cgroup's MemoryMax.",
-             "调低 --api-server-count、--swap-space 或 --cpu-offload-gb，或提高 cgroup 的 MemoryMax。")
+HOST_MEM = T("Lower --api-server-count or --cpu-offload-gb (--swap-space up to 0.16), or raise the cgroup's MemoryMax.",
+             "调低 --api-server-count 或 --cpu-offload-gb（0.16 及以前还有 --swap-space），或提高 cgroup 的 MemoryMax。")
 FLAGS = T("Run `llm-watchdog check-config`, and take out the flags that this vLLM version does not know.",
           "运行 `llm-watchdog check-config`，去掉当前 vLLM 版本不认识的参数。")
 FIRST_LINE = T("Read the first traceback above the verdict's lines: it holds the root cause.",
@@ -155,7 +155,7 @@ CATALOG: dict[str, Entry] = {
           "设置 CUDA_LAUNCH_BLOCKING=1 定位内核；换一个 --attention-backend。")),
     "cuda_hw": _entry("The GPU reports a hardware error", "GPU 硬件错误", _F, A.FAILOVER, REPLACE),
     "cuda_init": _entry("CUDA can't be initialized", "CUDA 无法初始化", _F, A.FAILOVER,
-        T("Driver and library versions must match: reboot after a driver update; check the fabric manager and CUDA_VISIBLE_DEVICES.",
+        T("Driver and library must match: reboot after an update; check the fabric manager and CUDA_VISIBLE_DEVICES.",
           "驱动与库版本须一致：更新驱动后重启；检查 fabric manager 与 CUDA_VISIBLE_DEVICES。")),
     "xid_app": _entry("The driver faults the engine's work (Xid)", "驱动报告应用错误（Xid）", _F, A.RESTART, POISON),
     "xid_reset": _entry("The GPU needs a reset (Xid)", "GPU 需要重置（Xid）", _F, A.FAILOVER, REPLACE),

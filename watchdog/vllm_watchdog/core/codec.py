@@ -41,7 +41,7 @@ class Codec:
 
     def decode(self, data: Any) -> Any:
         """The dataclass that `encode` wrote."""
-        if not isinstance(data, dict) or data.get("_") not in self._classes:
+        if not isinstance(data, dict) or not isinstance(data.get("_"), str) or data["_"] not in self._classes:
             raise ValueError(f"not a known record: {str(data)[:80]}")
         kind = self._classes[data["_"]]
         hints = _hints(kind)
@@ -53,8 +53,10 @@ class Codec:
             raise ValueError(f"{kind.__name__}: {error}") from None
 
     def _as(self, hint: Any, value: Any) -> Any:
-        if isinstance(value, dict):
-            return self.decode(value)
+        if isinstance(value, dict) and isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            if not isinstance(record := self.decode(value), hint):
+                raise ValueError(type_error.format(value, hint))
+            return record
         origin, args = get_origin(hint), get_args(hint)
         if origin in (Union, UnionType):
             return self._as_one_of(args, value)

@@ -25,16 +25,17 @@ def follow(turn: Turn) -> None:
     for _ in range(ROUNDS):
         before = turn.world
         for engine in turn.world.engines:
+            _judge(turn, engine.name)       # before the deadline: tokens that came late came all the same
             _deadline(turn, engine.name)
             _gate(turn, engine.name)
-            _judge(turn, engine.name)
         for service in turn.world.services:
             _service(turn, service.name)
         if turn.world == before:
             break
     for engine in turn.world.engines:
         _ask(turn, engine)
-    if turn.world.paused or not any(engine.phase is Phase.RELEASING for engine in turn.world.engines):
+    releasing = any(engine.phase is Phase.RELEASING for engine in turn.world.engines)
+    if not releasing or turn.world.look_at <= turn.at:      # nobody waits, or only for so long that the schedule will do
         turn.world = replace(turn.world, look_at=inf)
     _recovered(turn)
     if turn.world.stopping and turn.world.all_at_rest:
@@ -42,20 +43,24 @@ def follow(turn: Turn) -> None:
 
 
 def _deadline(turn: Turn, name: str) -> None:
-    if due_at(turn.world, turn.world.engine(name)) <= turn.at:
+    engine = turn.world.engine(name)
+    if due_at(turn.world, engine) <= turn.at:
         turn.sign(name, Sign.TIMEOUT)
+    elif engine.life.deadline <= turn.at:
+        turn.overdue(name)
 
 
 def _gate(turn: Turn, name: str) -> None:
     """Let it start once no rival is left, no stray, and a sample taken since then shows room on its cards."""
     world, engine = turn.world, turn.world.engine(name)
-    if engine.phase is not Phase.RELEASING or world.paused:
+    if engine.phase is not Phase.RELEASING:
         return
     others = gate.rivals(engine.plan, ((e.plan, e.phase) for e in world.engines))
+    others += tuple(map(str, gate.in_the_way(engine.plan, world.strays, world.plan.engines)))
     fresh = not engine.plan.gpus or world.gpus_at >= engine.since or _blind(world)
-    if not others and not world.strays and fresh and not gate.shortage(engine.plan, world.gpus):
+    if not others and fresh and not gate.shortage(engine.plan, world.gpus):
         turn.sign(name, Sign.CLEAR)
-    elif world.look_at <= turn.at:
+    elif world.look_at <= turn.at < engine.since + engine.plan.limits.release_s:
         turn.sample_again()
 
 
@@ -70,8 +75,7 @@ def _judge(turn: Turn, name: str) -> None:
         return
     life = liveness.judge(engine.pulse)
     if life is Life.QUIET or (life is Life.BLIND and _blind_long_enough(engine, turn.at)):
-        if not turn.world.paused:
-            turn.sign(name, Sign.ILL)
+        turn.sign(name, Sign.ILL)
     elif life in (Life.ALIVE, Life.BUSY):
         turn.sign(name, Sign.WELL)
 
@@ -118,12 +122,13 @@ def turn_service(turn: Turn, service: Service, why: Hint, start: Sign = Sign.WAN
 def _facts(turn: Turn, service: Service) -> Facts:
     world, primary = turn.world, turn.world.engine(service.name)
     limits, serving = primary.plan.limits, world.engine(service.wanted)
+    cards = {f"gpu{gpu}" for gpu in primary.plan.gpus}
     charged = [at for at in primary.life.failures if at > turn.at - limits.window_s]
     counts_from = max(turn.at - limits.window_s, service.turned_at)
     facts = Facts(
         failures=sum(at > counts_from for at in charged),
         ooms=sum(at > counts_from for at in primary.ooms),
-        degraded=any(w.raised and w.class_ == "vram_degrade" for w in watches_of(world, service.name)),
+        degraded=any(w.raised and w.class_ == "vram_degrade" and w.subject in cards for w in world.watches),
         primary_held=_given_up(primary) or len(charged) > limits.budget,
         serving=serving.phase is Phase.SERVING,
         idle=_idle(serving),
@@ -144,14 +149,15 @@ def _given_up(engine: Engine) -> bool:
 
 
 def _idle(engine: Engine) -> bool:
-    """Gauges may be stale, so the counters must have stood still, too."""
-    return isinstance(engine.metrics, Metrics) and not engine.metrics.running and not engine.metrics.waiting
+    """By the gauges, since our own one-token probes move the counters; a gauge that is not published is not zero."""
+    return isinstance(engine.metrics, Metrics) and engine.metrics.running == 0 and engine.metrics.waiting == 0
 
 
 # -- recovery
 
 def _still_blind(turn: Turn, incident: Incident) -> bool:
-    return incident.class_ == GPUS_LOST and isinstance(turn.world.gpus, Unknown)
+    lost = any(entry.text.startswith(f"{GPUS_LOST}: ") for entry in incident.timeline)
+    return incident.service == HOST and lost and isinstance(turn.world.gpus, Unknown)
 
 
 def _recovered(turn: Turn) -> None:
@@ -161,10 +167,7 @@ def _recovered(turn: Turn) -> None:
         raised = any(watch.raised for watch in watches_of(turn.world, incident.service)) or _still_blind(turn, incident)
         since = incident.touched_at
         if incident.service != HOST:
-            known = {service.name: service for service in turn.world.services}
-            if incident.service not in known:
-                continue
-            since = max(since, known[incident.service].serving_since)
+            since = max(since, turn.world.service(incident.service).serving_since)
         if not raised and turn.at - since >= confirm_s and since != inf:
             text = f"calm for {turn.at - since:.0f} s"
             turn.world = turn.world.with_incident(incidents.resolved(incident, turn.at, turn.wall, text))

@@ -73,9 +73,11 @@ def stamp(wall: float) -> str:
 
 def joined(incident: Incident, class_: str, urgency: Urgency, text: str, at: float) -> Incident:
     """A further symptom.  It becomes the cause if it says more than the cause so far."""
+    worse = urgency.rank > incident.urgency.rank        # what calls a human says why, in any case
     incident = replace(incident, touched_at=at, urgency=max(incident.urgency, urgency, key=lambda u: u.rank))
-    if any(entry.what in ("opened", "symptom") and at - entry.at < TOLD_S and entry.text.startswith(f"{class_}: ")
-           for entry in incident.timeline):
+    told = any(entry.what in ("opened", "symptom") and at - entry.at < TOLD_S and entry.text.startswith(f"{class_}: ")
+               for entry in incident.timeline)
+    if told and not worse:
         return incident
     incident = noted(incident, at, "symptom", f"{class_}: {text}")
     if specificity(class_) > specificity(incident.class_):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from vllm_watchdog.core import gate
 from vllm_watchdog.core.events import KernelRead, LogRead
 from vllm_watchdog.core.incidents import Urgency
-from vllm_watchdog.core.policy import HAS_CHILD, Sign
+from vllm_watchdog.core.policy import ALIVE, HAS_CHILD, Sign
 from vllm_watchdog.core.readings import Unknown
 from vllm_watchdog.core.turn import HOST, Turn
 from vllm_watchdog.core.verdict import Finding
@@ -22,6 +22,7 @@ def log_read(turn: Turn, event: LogRead) -> None:
     engine = next((engine for engine in turn.world.engines if engine.mark == event.mark), None)
     if engine is None:
         return
+    turn.change(engine.name, active_at=event.at)
     for finding in sorted(event.findings, key=lambda finding: -finding.rank):     # the cause names the incident
         _finding(turn, engine.name, finding)
     if event.drained:
@@ -33,7 +34,7 @@ def _finding(turn: Turn, name: str, finding: Finding) -> None:
     turn.say("log.finding", engine=engine.mark, class_=finding.class_, action=finding.action, text=finding.text)
     if finding.severity == "fatal":
         turn.fault(name, finding.class_, finding.text, (finding,), doom=doomed(turn, engine, finding))
-    elif engine.phase in HAS_CHILD and finding.action != "ignore":
+    elif engine.phase in ALIVE and finding.action != "ignore":
         turn.symptom(name, finding.class_, Urgency.WARNING, finding.text, (finding,))
 
 
@@ -42,7 +43,7 @@ def doomed(turn: Turn, engine: Engine, finding: Finding) -> bool:
     if finding.action == "failover":
         return True
     if finding.class_ in ONE_RETRY:
-        return bool(engine.life.failures)
+        return len(engine.life.failures) > engine.life.charged       # an earlier one than this
     if finding.action == "wait-vram" or finding.class_ in SAME_WHILE_HELD:
         if isinstance(turn.world.gpus, Unknown):
             return finding.action != "wait-vram"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from vllm_watchdog.core.commands import Answer, Dump
+from vllm_watchdog.core.boot import want
+from vllm_watchdog.core.commands import Answer
 from vllm_watchdog.core.events import Asked
 from vllm_watchdog.core.failover import Hint, Side
 from vllm_watchdog.core.follow import turn_service
-from vllm_watchdog.core.policy import AT_REST, Sign
+from vllm_watchdog.core.policy import ALIVE, HAS_CHILD, Sign
 from vllm_watchdog.core.turn import Turn
 
 Reply = tuple[bool, str]
@@ -17,7 +18,12 @@ Reply = tuple[bool, str]
 
 def asked(turn: Turn, event: Asked) -> None:
     turn.say("operator.asked", verb=event.verb, engine=event.engine, text=event.text)
-    ok, text = VERBS[event.verb](turn, event) if event.verb in VERBS else (False, f"unknown verb {event.verb}")
+    if turn.world.stopping:
+        ok, text = False, "the daemon is stopping"
+    elif event.verb in VERBS:
+        ok, text = VERBS[event.verb](turn, event)
+    else:
+        ok, text = False, f"unknown verb {event.verb}"
     turn.do(Answer(event.ref, ok, text))
 
 
@@ -32,7 +38,7 @@ def _restart(turn: Turn, event: Asked) -> Reply:
     turn.note(engine.name, "operator", f"restart of {engine.name}")
     was = engine.phase
     turn.sign(engine.name, Sign.AGAIN)
-    doing = "is being started" if was in AT_REST else "is being stopped, and then started"
+    doing = "is being stopped, and then started" if was in HAS_CHILD else "is being started"
     return True, f"{engine.name} (generation {engine.generation}, {was}) {doing}; its failures are forgiven"
 
 
@@ -68,7 +74,13 @@ def _pause(turn: Turn, _: Asked) -> Reply:
 
 
 def _resume(turn: Turn, _: Asked) -> Reply:
+    """What failed while paused is acted on now, unless it has given a sign of life since."""
     turn.world = replace(turn.world, paused=False)
+    for engine in turn.world.engines:
+        charged = engine.phase in ALIVE and engine.life.charged
+        if charged and all(engine.pulse.sign_at <= at for at in engine.life.failures[-1:]):
+            turn.sign(engine.name, Sign.FAULT)
+    want(turn)
     return True, "automatic actions are on"
 
 
@@ -81,7 +93,7 @@ def _snapshot(turn: Turn, event: Asked) -> Reply:
     for name in names:
         incident = turn.world.incident(turn.world.plan.service_of(name))
         folder = incident.id if incident else f"{turn.stamp}-{name}-snapshot"
-        turn.do(Dump(folder, turn.world.engine(name).mark, event.text or "snapshot", stacks=True, deadline_s=10))
+        turn.bundle(folder, name, event.text or "snapshot", stacks=True)
         folders.append(folder)
     return True, f"written to {', '.join(folders)}"
 

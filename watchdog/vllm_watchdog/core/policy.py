@@ -98,6 +98,7 @@ _SHARED: dict[Sign, Row] = {     # of every phase with a process that nobody has
 }
 TABLE: dict[tuple[Phase, Sign], Row] = {
     (P.STOPPED,   S.WANT):     (P.RELEASING, Do.LOOK),
+    (P.STOPPED,   S.GAVE_OUT): (P.HELD, Do.PAGE),
     (P.RELEASING, S.CLEAR):    (P.STARTING, Do.SPAWN),
     (P.RELEASING, S.TIMEOUT):  (P.RELEASING, Do.PAGE),
     (P.RELEASING, S.UNWANT):   (P.STOPPED,),
@@ -176,6 +177,9 @@ def read(state: State, event: Event, limits: Limits) -> Sign:
     """Name what just happened, so that the table needs no conditions."""
     if event.sign is S.AGAIN and state.phase in AT_REST | {P.BACKOFF}:
         return S.START                                          # nothing to stop
+    recent = sum(at > event.at - limits.window_s for at in state.failures)
+    if event.sign is S.WANT and state.phase is P.STOPPED and recent > limits.budget:
+        return S.GAVE_OUT                                       # a daemon that died before it could decide
     if state.phase is not P.SETTLING or event.sign not in (S.SETTLED, S.TIMEOUT):
         return event.sign
     if state.doom:

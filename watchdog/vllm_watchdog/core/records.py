@@ -104,7 +104,7 @@ def parse(line: str) -> tuple[Record, ...]:
 
 
 def stream_of(lines: Iterable[str]) -> Stream | None:
-    """Which stream the first lines come from; None where they do not tell."""
+    """Which stream the first lines come from; None where they do not tell, or a journal mixes both."""
     engine = kernel = 0
     for line in lines:
         kind = parse(line)[0].kind
@@ -112,7 +112,7 @@ def stream_of(lines: Iterable[str]) -> Stream | None:
         engine += kind in (Kind.RECORD, Kind.SERVER, Kind.ACCESS)
     if engine > kernel:
         return Stream.ENGINE
-    return Stream.KERNEL if kernel else None
+    return Stream.KERNEL if kernel and not engine else None
 
 
 def _parse_kernel(text: str) -> Record | None:
@@ -160,21 +160,30 @@ def _without_transport(text: str) -> str:
 
 
 def _parse_json(text: str) -> tuple[Record, ...]:
-    """0.33's JSON lines carry `levelname`, logger `name`, `processName`, `process`, `message` and `exc_info`."""
+    """`--logging-config.formatter json`: one object a record, uvicorn's too, with a traceback in `exc_info`."""
     try:
         entry = json.loads(text)
     except (ValueError, RecursionError):
         return ()
+    if isinstance(entry.get("log"), str):  # Docker's json-file driver wraps each line
+        return parse(entry["log"])
     level = str(entry.get("levelname") or entry.get("level") or "").upper()
-    logger = str(entry.get("name") or entry.get("logger") or "")
     if not level or not ("message" in entry or "exc_info" in entry):
         return ()
+    logger = str(entry.get("name") or entry.get("logger") or "")
+    process = str(entry.get("vllm_process_name") or entry.get("processName") or "")
+    pid, message = _whole(entry.get("process")), str(entry.get("message") or "")
+    trace = str(entry.get("exc_info") or "").split("\n")
+    if logger.startswith("uvicorn"):
+        kind = Kind.ACCESS if _ACCESS.match(message) else Kind.SERVER
+        return Record(kind, message, process, pid, level), *(Record(Kind.RAW, line, process, pid) for line in _few(trace))
     file = str(entry.get("filename") or f"{logger.rsplit('.', 1)[-1]}.py")
-    process, pid = str(entry.get("processName") or ""), _whole(entry.get("process"))
-    lineno = _whole(entry.get("lineno"))
-    body = "\n".join(str(entry[key]) for key in ("message", "exc_info") if entry.get(key))
-    lines = body.split("\n")[:JSON_LINES_LIMIT]
-    return tuple(Record(Kind.RECORD, part.rstrip("\r"), process, pid, level, file, lineno) for part in lines)
+    lineno, lines = _whole(entry.get("lineno")), _few([*message.split("\n"), *trace])
+    return tuple(Record(Kind.RECORD, line.rstrip("\r"), process, pid, level, file, lineno) for line in lines)
+
+
+def _few(lines: list[str]) -> list[str]:
+    return [line for line in lines[:JSON_LINES_LIMIT] if line]
 
 
 def _whole(value: Any) -> int:

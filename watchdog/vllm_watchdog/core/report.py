@@ -10,6 +10,7 @@ from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.follow import JUDGED
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
+from vllm_watchdog.core.turn import DAY_S
 from vllm_watchdog.core.world import Engine, World
 
 NO_PROCESS = Unknown(0.0, "no process")
@@ -37,7 +38,7 @@ def report(world: World) -> dict[str, Any]:
         "symptoms": [
             {"class": w.class_, "subject": w.subject, "value": round(w.value, 4)} for w in world.watches if w.raised
         ],
-        "restarts_24h": len(world.restarts),
+        "restarts_24h": sum(at > world.at - DAY_S for at in world.restarts),
     }
 
 
@@ -48,7 +49,7 @@ def serving(world: World, service: Service) -> str | None:
 
 
 def _health(world: World, services: list[dict[str, Any]]) -> str:
-    if any(service["serving"] is None for service in services):
+    if not services or any(service["serving"] is None for service in services):     # none: nothing was folded yet
         return "down"
     urgent = any(incident.urgency.rank > 0 for incident in world.incidents)
     on_backup = any(service["side"] == "backup" for service in services)

@@ -7,14 +7,13 @@ from dataclasses import replace
 from math import inf
 
 from vllm_watchdog.core import symptoms
-from vllm_watchdog.core.commands import Dump
 from vllm_watchdog.core.events import GpusSampled, HostSampled
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
 from vllm_watchdog.core.symptoms import Change, Sighting, Watch
 from vllm_watchdog.core.turn import HOST, Turn
-from vllm_watchdog.core.world import World
+from vllm_watchdog.core.world import NOT_YET, World
 
 GPUS_LOST = "gpu_driver_unresponsive"
 BUSY_CORES = 0.05       # of CPU: less than this is not loading a model
@@ -29,6 +28,8 @@ def gpus_sampled(turn: Turn, event: GpusSampled) -> None:
             turn.say("gpus.unknown", why=event.gpus.why)
             turn.symptom(HOST, GPUS_LOST, Urgency.CRITICAL, event.gpus.why)
         return
+    if isinstance(was, Unknown) and was is not NOT_YET:
+        turn.cleared(HOST, GPUS_LOST)
     for gpu in event.gpus:
         if turn.world.engine_on(gpu.index) is not None:
             hold(turn, symptoms.of_gpu(gpu, turn.world.plan.thresholds, _warm(turn, gpu)))
@@ -97,7 +98,7 @@ def hold(turn: Turn, sightings: Iterable[Sighting]) -> None:
             _raised(turn, seen)
         elif change is Change.CLEARED:
             turn.say("symptom.cleared", symptom=seen.class_, subject=seen.subject)
-            turn.note(_whose(turn, seen.subject), "cleared", f"{seen.class_} of {seen.subject}")
+            turn.cleared(_whose(turn, seen.subject), f"{seen.class_} of {seen.subject}")
 
 
 def _whose(turn: Turn, subject: str) -> str:
@@ -117,5 +118,4 @@ def _raised(turn: Turn, seen: Sighting) -> None:
     if turn.at - bundled.get(key, -inf) < turn.world.plan.bundle_interval_s:
         return
     turn.world = replace(turn.world, bundled=tuple((bundled | {key: turn.at}).items()))
-    mark = None if name == HOST else turn.world.engine(name).mark
-    turn.do(Dump(incident.id, mark, seen.class_, stacks=False, deadline_s=10))
+    turn.bundle(incident.id, name, seen.class_, stacks=False)

@@ -54,8 +54,8 @@ ROWS: tuple[Row, ...] = (
     # start-up
     row("hf_auth", 76, P.RAISED, "GatedRepoError: ", "You are trying to access a gated repo", phases=STARTING),
     row("model_not_found", 75, P.RAISED, "RepositoryNotFoundError: ", "RevisionNotFoundError: ", "HFValidationError: ",
-        "* is not a local folder and is not a valid model identifier", "Can't load the configuration of '",
-        "* does not appear to have a file named config.json", "Invalid repository ID or local directory specified",
+        "OSError: *is not a local folder and is not a valid model identifier", "Can't load the configuration of '",
+        "OSError: *does not appear to have a file named config.json", "Invalid repository ID or local directory specified",
         phases=STARTING),
     row("model_not_found", 75, P.LINE, "  Value error, Invalid repository ID or local directory specified",
         phases=STARTING),
@@ -66,6 +66,8 @@ ROWS: tuple[Row, ...] = (
         "ConnectionError: *NameResolutionError(", "NameResolutionError: ", "ConnectError: *name resolution",
         "500 Server Error", "502 Server Error", "503 Server Error", "504 Server Error", "429 Client Error",
         "ConnectionError: *Max retries exceeded with url", "OfflineModeIsEnabled: ", phases=STARTING),
+    row("hf_network", 70, P.LINE, "requests.exceptions.ReadTimeout: ", "requests.exceptions.ConnectTimeout: ",
+        "httpx.ReadTimeout: ", "httpx.ConnectTimeout: ", phases=STARTING),
     row("startup_kv_insufficient", 78, P.RAISED, "No available memory for the cache blocks.",
         "To serve at least one request with *KV cache is needed, which is larger than the available KV cache memory",
         "The model's max seq len *is larger than the maximum number of tokens that can be stored in KV cache (",
@@ -85,8 +87,10 @@ ROWS: tuple[Row, ...] = (
         "Bfloat16 is only supported on GPUs",
         "ModuleNotFoundError: No module named 'vllm", phases=STARTING),
     row("fs_error", 70, P.RAISED, "PermissionError: [Errno 13]", "[Errno 28] No space left on device",
-        "*No space left on device (os error 28)", "[Errno 30] Read-only file system",
+        "RuntimeError: *No space left on device (os error 28)", "[Errno 30] Read-only file system",
         "Unexpected bus error encountered in worker", phases=STARTING),
+    row("fs_error", 70, P.LINE, "Bus error (core dumped)", "Fatal Python error: Bus error",
+        "ERROR: Unexpected bus error encountered in worker", phases=STARTING),
     row("startup_timeout", 60, P.RAISED, "Timed out waiting for engine core processes to start."),
     row("startup_failed", 30, P.RAISED, "EngineCore failed to start.", "WorkerProc failed to start.",
         "WorkerProc initialization failed", "Engine core initialization failed.",
@@ -129,9 +133,12 @@ ROWS: tuple[Row, ...] = (
 )
 
 _ARGPARSE = re.compile(
-    r"[\w./-]+(?: [\w./-]+){0,3}: error: (?:unrecognized arguments|argument [-/]|the following arguments are required|ambiguous option)"
+    r"[\w./-]+(?: [\w./-]+){0,3}: error: "
+    r"(?:unrecognized arguments|argument [-/]|the following arguments are required|ambiguous option)"
 )
-_NO_MODULE = re.compile(r"[\w./-]*python[\w.]*: (?:No module named vllm\b|Error while finding module specification for 'vllm)")
+_NO_MODULE = re.compile(
+    r"[\w./-]*python[\w.]*: (?:No module named vllm\b|Error while finding module specification for 'vllm)"
+)
 ROWS += tuple(
     Row("bad_args", 68, Place.LINE, pattern, pattern, needles, STARTING, frozenset())
     for pattern, needles in (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from vllm_watchdog.core import gate, incidents, policy
@@ -21,6 +22,7 @@ from vllm_watchdog.core.world import NOT_YET, Engine, World
 
 HOST = "host"       # the service of symptoms that belong to no engine
 DAY_S = 86400.0
+BUNDLE_S = 10.0     # a bundle is as finished as it is by then
 LOOK_S = 0.1        # how often the GPUs are sampled while an engine waits for their memory: it was back after 0.17-0.43 s
 OOMS = frozenset({"oom_runtime", "startup_oom"})
 WHY_BY_PHASE = {
@@ -63,9 +65,8 @@ class Turn:
         """Tell the policy of one engine what happened, and carry out its decision."""
         engine = self.world.engine(name)
         if sign is Sign.TIMEOUT and not engine.cause and engine.phase in WHY_BY_PHASE:
-            class_, why = WHY_BY_PHASE[engine.phase]
-            still = self.at - engine.pulse.sign_at
-            engine = self.change(name, cause=class_, why=why.format(limits=engine.plan.limits, still=still))
+            class_, why = self._why_overdue(engine)
+            engine = self.change(name, cause=class_, why=why)
         event = policy.Event(self.at, sign, doom)
         life, actions = policy.step(engine.life, event, engine.plan.limits, f"{self.world.plan.seed}/{name}")
         was = engine.phase
@@ -76,9 +77,19 @@ class Turn:
         for action in actions:
             CARRY_OUT[action](self, name)
 
+    def _why_overdue(self, engine: Engine) -> tuple[str, str]:
+        class_, why = WHY_BY_PHASE[engine.phase]
+        return class_, why.format(limits=engine.plan.limits, still=self.at - engine.pulse.sign_at)
+
+    def overdue(self, name: str) -> None:
+        """A phase lasted too long, and `pause` keeps us from acting: tell it."""
+        engine = self.world.engine(name)
+        if engine.phase in WHY_BY_PHASE:
+            self.fault(name, *self._why_overdue(engine))
+
     def _spawn(self, name: str) -> None:
         engine = self.world.engine(name)
-        if engine.generation:
+        if engine.spawned_at < inf:         # a first start is no restart
             recent = tuple(at for at in self.world.restarts if at > self.at - DAY_S)
             self.world = replace(self.world, restarts=(*recent, self.at))
         engine = Engine(
@@ -93,7 +104,7 @@ class Turn:
         engine = self.world.engine(name)
         incident = self.blame(name)
         self.change(name, dumped=True)
-        self.do(Dump(incident.id, engine.mark, engine.blame, stacks=True, deadline_s=engine.plan.limits.dump_s))
+        self.bundle(incident.id, name, engine.blame, stacks=True, deadline_s=engine.plan.limits.dump_s)
 
     def _snap(self, name: str) -> None:
         engine = self.world.engine(name)
@@ -101,7 +112,20 @@ class Turn:
             return
         incident = self.blame(name)
         self.change(name, dumped=True)
-        self.do(Dump(incident.id, engine.mark, engine.blame, stacks=False, deadline_s=engine.plan.limits.dump_s))
+        self.bundle(incident.id, name, engine.blame, stacks=False, deadline_s=engine.plan.limits.dump_s)
+
+    def bundle(self, incident: str, name: str, reason: str, stacks: bool, deadline_s: float = BUNDLE_S) -> None:
+        """Ask for evidence.  A kill waits for every bundle of its generation: one answer must not pass for another's."""
+        mark = None
+        if name != HOST and self.world.engine(name).generation:
+            engine = self.change(name, bundles=self.world.engine(name).bundles + 1)
+            mark = engine.mark
+        self.do(Dump(incident, mark, reason, stacks, deadline_s))
+
+    def bundled(self, name: str) -> None:
+        engine = self.change(name, bundles=max(0, self.world.engine(name).bundles - 1))
+        if not engine.bundles:
+            self.sign(name, Sign.DUMPED)
 
     def _look(self, _: str) -> None:
         self.sample_again()
@@ -118,6 +142,14 @@ class Turn:
 
     def send(self, kind: type[Kill] | type[Term] | type[Drain], name: str) -> None:
         self.do(kind(self.world.engine(name).mark))
+
+    def _drain(self, name: str) -> None:
+        """Nothing of it is left, so nothing will say that its symptoms have cleared."""
+        cards = {f"gpu{gpu}" for gpu in self.world.engine(name).plan.gpus}
+        watches = tuple(watch for watch in self.world.watches if watch.subject != name
+                        and not (watch.class_ == "vram_growth" and watch.subject in cards))
+        self.world = replace(self.world, watches=watches)
+        self.send(Drain, name)
 
     # -- incidents
 
@@ -149,29 +181,46 @@ class Turn:
         if incident is not None:
             self.world = self.world.with_incident(incidents.noted(incident, self.at, what, text))
 
+    def cleared(self, name: str, text: str) -> None:
+        """A symptom has ended: its incident is calm from now on."""
+        self.note(name, "cleared", text)
+        incident = self.world.incident(self.service_of(name))
+        if incident is not None:
+            self.world = self.world.with_incident(replace(incident, touched_at=self.at))
+
     def fault(self, name: str, class_: str, text: str, findings: tuple[Finding, ...] = (), doom: bool = False) -> None:
-        """A failure of the running generation that waiting does not mend."""
+        """A failure of the running generation that waiting does not mend.
+
+        While paused, what a log said (it will not say it again) is charged, and acted on when automatic actions resume;
+        a condition will be seen again.
+        """
         engine = self.world.engine(name)
         ours = not engine.life.charged and engine.phase not in policy.ALIVE
         if ours or engine.phase in policy.AT_REST | {Phase.RELEASING, Phase.BACKOFF}:
             return                                      # what follows our own stop is not a symptom
-        if specificity(class_) > specificity(engine.cause):
+        news = specificity(class_) > specificity(engine.cause)
+        if news:
             engine = self.change(name, cause=class_, why=text)
         if class_ in OOMS and not (engine.ooms and engine.ooms[-1] >= engine.spawned_at):
             recent = tuple(at for at in engine.ooms if at > self.at - engine.plan.limits.window_s)
             self.change(name, ooms=(*recent, self.at))
         self.symptom(name, class_, Urgency.CRITICAL, text, findings)
-        if self.world.paused and engine.phase in policy.ALIVE:
-            self.note(name, "paused", f"{name} is left alone: automatic actions are paused")
+        reason = class_ if doom else ""
+        if not (self.world.paused and engine.phase in policy.ALIVE):
+            self.sign(name, Sign.FAULT, doom=reason)
             return
-        self.sign(name, Sign.FAULT, doom=class_ if doom else "")
+        if findings:
+            event = policy.Event(self.at, Sign.FAULT, reason)
+            self.change(name, life=policy.remember(self.world.engine(name).life, event, engine.plan.limits))
+        if news:
+            self.note(name, "paused", f"{name} is left alone: automatic actions are paused")
 
     def flush(self) -> tuple[Command, ...]:
         """The commands of this turn, with the records and alerts that changed incidents owe."""
         before = {incident.id: incident for incident in self._before.incidents}
         for incident in self.world.incidents:
             was = before.get(incident.id)
-            if incident == was:
+            if was and incident == replace(was, touched_at=incident.touched_at):
                 continue
             self.do(Record(incident))
             for kind in incidents.owed(was, incident):
@@ -188,7 +237,7 @@ CARRY_OUT: dict[Do, Callable[[Turn, str], None]] = {
     Do.SNAP: Turn._snap,
     Do.TERM: lambda turn, name: turn.send(Term, name),
     Do.KILL: lambda turn, name: turn.send(Kill, name),
-    Do.DRAIN: lambda turn, name: turn.send(Drain, name),
+    Do.DRAIN: Turn._drain,
     Do.PAGE: Turn._page,
 }
 
@@ -204,7 +253,8 @@ def _held(engine: Engine) -> tuple[str, str]:
 
 def _no_room(world: World, engine: Engine) -> tuple[str, str]:
     others = gate.rivals(engine.plan, ((e.plan, e.phase) for e in world.engines))
-    why = [f"{name} still has processes" for name in others] + [f"{mark} is not gone yet" for mark in world.strays]
+    strays = gate.in_the_way(engine.plan, world.strays, world.plan.engines)
+    why = [f"{name} still has processes" for name in others] + [f"{mark} is not gone yet" for mark in strays]
     if held := gate.told(engine.plan, world.gpus):
         why.append(held)
     return "vram_held", f"{engine.name} can't be started: " + ("; ".join(why) or "no GPU sample has come")

@@ -120,7 +120,7 @@ class LogTail:
     def _turn(self) -> bool:
         """One bounded step.  True: there may be more to read at once."""
         self._skip_what_is_too_much()
-        blocks = sum(1 for _ in range(TURN_BLOCKS) if self._read())
+        more = all(self._read() for _ in range(TURN_BLOCKS))    # ends at the first empty read
         at = self._clock()
         if self._pending and (at - self._grew_at >= QUIET_S or at - self._found_at >= BURST_S or not self._fatal()):
             self._tell()
@@ -128,7 +128,7 @@ class LogTail:
             self._save()
         if self._file.size >= self._rotate_bytes and at >= self._rotate_at:
             self._rotate()
-        return blocks == TURN_BLOCKS
+        return more
 
     def _read(self) -> bool:
         """One block."""

@@ -18,11 +18,12 @@ GAUGES = {
     "waiting": (b"vllm:num_requests_waiting",),
     "preemptions": (b"vllm:num_preemptions_total",),
 }
+ABORTED = b'finished_reason="abort"'    # the API server may count it without the engine: our own probe, given up, is one
 KV_USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")     # the second until vLLM 0.14
 
 
 def parse(page: bytes) -> Metrics:
-    """Sums over every label (engine, finished reason); KV usage, a share of each engine's own cache, is the highest."""
+    """Sums over every label (engine, finished reason but abort); KV usage, a share of each cache, is the highest."""
     page = b"\n" + page
     progress = {name: _total(page, series) for name, series in PROGRESS.items()}
     gauges = {name: _total(page, series) for name, series in GAUGES.items()}
@@ -46,7 +47,7 @@ def _values(page: bytes, name: bytes) -> list[float]:
         at += len(wanted)
         end = page.find(b"\n", at)
         rest = page[at : end if end >= 0 else len(page)]
-        if rest[:1] in (b"{", b" "):        # else: a longer name that only begins the same
+        if rest[:1] in (b"{", b" ") and ABORTED not in rest:    # else: a longer name that only begins the same
             values.append(_number(rest))
     return [value for value in values if math.isfinite(value)]
 

@@ -1,0 +1,140 @@
+"""A watchdog over a real vLLM: the system tests' rig, with engines that take 40 seconds of two cores to start.
+
+Whoever looks on takes CPU from the engine that loads, so waits look four times a second, and figures come from the
+journal, where every event has its own time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import requests
+from tests.system.harness import Doc, Watchdog, free_port
+
+Value = TypeVar("Value")
+
+START_S = 180.0         # 35 s on two free cores; three times that on busy ones
+STOP_S = 60.0
+HANG: Doc = {"still_s": 3, "probe_s": 5, "patience_s": 10}      # a hang is believed after about 18 s
+PLAIN: Doc = {      # what the product does by default, where the system tests hurry
+    "daemon": {"sample_s": 1.0}, "restart": {"backoff_s": 2, "backoff_max_s": 60}, "evidence": {"deadline_s": 10},
+}
+
+
+@dataclass(frozen=True)
+class Vllm:
+    python: Path
+    model: Path
+
+    def engine(self, port: int = 0, args: Doc | None = None, **keys: Any) -> Doc:
+        """One engine's table: slow on purpose, two requests at a time and prompts in slices of 512 tokens."""
+        plain = {
+            "served-model-name": "tiny", "max-model-len": 131072, "max-num-seqs": 2, "max-num-batched-tokens": 512,
+            "enforce-eager": True,
+            "dtype": "float32",     # bfloat16 takes AMX where the CPU claims it; under some hypervisors that is SIGILL
+        }
+        return {
+            "command": [str(self.python), "-m", "vllm.entrypoints.openai.api_server"], "model": str(self.model),
+            "port": port or free_port(), "args": plain | (args or {}),
+            "env": {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
+        } | keys
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table of figures: seconds, or None where a journey has none."""
+
+    journey: str
+    detected_s: float | None = None
+    evidence: int | None = None
+    recovered_s: float | None = None
+    note: str = ""
+
+
+class RealWatchdog(Watchdog):
+    def __init__(self, folder: Path, engines: dict[str, Doc], **sections: Doc) -> None:
+        super().__init__(folder, engines, **(PLAIN | sections))
+
+    def until(self, found: Callable[[], Value | None], failing: str, within_s: float = STOP_S) -> Value:
+        def unhurried() -> Value | None:
+            time.sleep(0.2)
+            return found()
+
+        return super().until(unhurried, failing, within_s)
+
+    def up(self, name: str, after: int = 0) -> Doc:
+        """Waits until a generation newer than `after` serves."""
+        return self.serving(name, after, START_S)
+
+    def loading(self, name: str, after: int = 0) -> Doc:
+        """Waits until a generation newer than `after` is well into its start: its engine core runs."""
+        def deep(doc: Doc) -> bool:
+            return doc["phase"] == "loading" and doc["generation"] > after and len(self.of(name)) >= 3
+
+        return self.engine_when(name, deep, f"no generation after {after} loads", START_S)
+
+    def stop(self) -> int:
+        """A clean stop; its exit code.  A vLLM that is loading answers to the second TERM only, after several seconds."""
+        self.term()
+        assert self.daemon
+        return self.daemon.wait(STOP_S)
+
+    def core(self, name: str) -> int:
+        return self.titled(name)["VLLM::EngineCore"]
+
+    def titled(self, name: str) -> dict[str, int]:
+        """PIDs of one engine by the titles that vLLM gives its processes."""
+        titles = {(psutil.Process(pid).cmdline() or [""])[0]: pid for pid in self.of(name)}
+        return {title: pid for title, pid in titles.items() if title.startswith("VLLM::")}
+
+    def words(self, *words: str) -> tuple[int, Any]:
+        """A command's exit code, and what it printed as JSON."""
+        said = self.cli(*words, "--json")
+        return said.code, json.loads(said.out)
+
+    # -- the journal's times
+
+    def since(self, wall: float, name: str, **fields: str) -> float:
+        """Seconds from `wall` to the first line after it that says this."""
+        for line in self.said(name):
+            at = datetime.fromisoformat(line["wall"]).timestamp()
+            if at >= wall and all(line[key] == value for key, value in fields.items()):
+                return at - wall
+        raise AssertionError(f"nothing after {wall} says {name} {fields}\n{self.tail()}")
+
+    def lives(self) -> set[tuple[str, str | None]]:
+        """Phase and life of every engine, now."""
+        return {(each["phase"], each["life"]) for each in (self.status() or {"engines": []})["engines"]}
+
+    # -- load
+
+    def complete(self, name: str, tokens: int, prompt: str = "a", timeout_s: float = 30.0) -> int:
+        """The status of one completion of exactly `tokens`; 0 where none came."""
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+        return self.post(name, body, timeout_s=timeout_s)
+
+    def metric(self, name: str, series: str) -> float:
+        page = requests.get(self.url(name) + "/metrics", timeout=5).text
+        lines = (line.split("{", 1) for line in page.splitlines() if line.startswith(series + "{"))
+        return sum(float(rest.rsplit(" ", 1)[1]) for _, rest in lines)
+
+
+def many(clients: int, work: Callable[[], int]) -> ThreadPoolExecutor:
+    """Starts `clients` requests at once; each ends by its own time-out."""
+    pool = ThreadPoolExecutor(clients)
+    for _ in range(clients):
+        pool.submit(work)
+    return pool
+
+
+def alive(pids: tuple[int, ...]) -> list[int]:
+    return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]

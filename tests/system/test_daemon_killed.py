@@ -1,0 +1,63 @@
+"""kill -9 of the daemon costs the engines nothing, and never doubles one.  `sweep.py` does the same at many more moments."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.system.conftest import Make
+from tests.system.harness import engine
+from tests.system.kills import Step, at, chain, never_two
+
+
+@pytest.mark.parametrize("steps", [
+    (("start", at("engine.spawned")), ("restart", at("now=stopping")), ("restart", at("now=starting")),
+     ("stop", at("now=stopping"))),
+    (("failover", at("now=settling")), ("failover", at("engine.spawned")), ("death", at("engine.exited"))),
+], ids=["restarts", "failovers"])
+def test_a_daemon_killed_in_the_middle_is_followed_by_one_that_ends_with_one_engine(
+        tmp_path: Path, steps: tuple[Step, ...]) -> None:
+    chain(tmp_path / "w", steps)
+
+
+def test_a_running_engine_is_adopted_and_never_restarted(make: Make) -> None:
+    watchdog = make({"one": engine(), "two": engine()}).start()
+    first = {name: watchdog.serving(name) for name in ("one", "two")}
+    watchdog.kill()
+    assert watchdog.prompt("one") == 200, "a dead daemon costs the engines nothing"
+    watchdog.start()
+    for name, before in first.items():
+        doc = watchdog.serving(name)
+        assert (doc["pid"], doc["generation"]) == (before["pid"], before["generation"])
+    assert [line["then"] for line in watchdog.said("engine.adopted")] == ["kept", "kept"]
+    watchdog.fault("one", "oom")
+    assert watchdog.serving("one", after=1)["pid"] != first["one"]["pid"], "an adopted engine is watched like any other"
+    assert watchdog.until(lambda: watchdog.incident("one"), "no incident")["class"] == "oom_runtime"
+
+
+def test_an_engine_that_died_while_no_daemon_lived_is_cleaned_up_and_replaced(make: Make) -> None:
+    watchdog = make({"one": engine()}).start()
+    first = watchdog.serving("one")
+    core = watchdog.core("one")
+    with never_two(watchdog):
+        watchdog.kill()
+        os.kill(first["pid"], signal.SIGKILL)       # its EngineCore lives on and holds the card
+        assert core in watchdog.of("one")
+        watchdog.start()
+        watchdog.serving("one", after=first["generation"])
+    assert core not in watchdog.of("one")
+    assert any(line["engine"] == "one#1" for line in watchdog.said("engine.stray"))
+
+
+def test_an_engine_that_is_configured_no_more_is_gone_before_another_starts(make: Make) -> None:
+    watchdog = make({"old": engine()}).start()
+    watchdog.serving("old")
+    watchdog.kill()
+    watchdog.engines["new"] = watchdog.engines.pop("old")       # the same port, another name
+    watchdog.configure()
+    with never_two(watchdog):
+        watchdog.start()
+        watchdog.serving("new")
+    assert not watchdog.of("old")

@@ -1,0 +1,74 @@
+"""The gate before a start and the thresholds after it, on simulated cards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.harness import HASTY, Watchdog, backup, engine
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cards")
+    (folder / "gpu.json").write_text(json.dumps({"total_bytes": 80 * GIB, "count": 2}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def neighbour(cards: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Somebody else's process that holds half of card 0."""
+    process = subprocess.Popen(["sleep", "60"])
+    (cards / f"{process.pid}.json").write_text(json.dumps({"pid": process.pid, "gpu": 0, "used_bytes": 40 * GIB}))
+    yield process
+    process.kill()
+    process.wait(5)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory, cards: Path, neighbour: subprocess.Popen[bytes]) -> Iterator[Watchdog]:
+    watchdog = Watchdog(
+        tmp_path_factory.mktemp("vram"),
+        {
+            "waits": engine(gpus=[0], args={"gpu-memory-utilization": 0.8}),
+            "leaks": engine(gpus=[1], args={"gpu-memory-utilization": 0.5}),
+            "spare": backup("leaks", args={"gpu-memory-utilization": 0.4}),
+        },
+        env={"LLM_WATCHDOG_SIM_GPU": str(cards)}, program=HASTY,
+        thresholds={"degrade_after_s": 0.5},
+    )
+    yield watchdog.start()
+    watchdog.finish()
+
+
+def test_memory_that_a_neighbour_holds_is_waited_for_and_the_neighbour_named(
+        host: Watchdog, neighbour: subprocess.Popen[bytes]) -> None:
+    row = host.until(lambda: host.incident("waits", urgency="page"), "nobody was told")
+    assert row["class"] == "vram_held" and f"PID {neighbour.pid} (sleep) 40.0 GiB" in row["incident"]["text"]
+    doc = host.engine("waits")
+    assert (doc["phase"], doc["generation"]) == ("releasing", 0)
+    assert neighbour.poll() is None, "it kills only what it started"
+    neighbour.kill()
+    neighbour.wait(5)
+    assert host.serving("waits")["generation"] == 1
+
+
+def test_memory_over_the_threshold_is_documented_and_then_the_backup_takes_over(host: Watchdog) -> None:
+    first = host.serving("leaks")
+    host.fault("leaks", "vram_leak", mib_per_s=8 * 1024)
+    host.serving("spare")
+    raised = [line["symptom"] for line in host.said("symptom.raised") if line["subject"] == "gpu1"]
+    assert raised[:2] == ["vram_high", "vram_degrade"]
+    turns = [(line["service"], line["because"]) for line in host.said("service.failover")]
+    assert turns == [("leaks", "degraded")]
+    assert not os.path.exists(f"/proc/{first['pid']}")
+    row = host.until(lambda: host.incident("leaks"), "no incident")
+    folder = host.bundle(row)
+    assert '"used_bytes"' in (folder / "gpu-processes.json").read_text("utf-8")
+    assert host.engine("waits")["generation"] == 1, "another card's engine is left alone"

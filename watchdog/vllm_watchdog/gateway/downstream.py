@@ -1,0 +1,262 @@
+"""The client's side: one connection.  Reads one request at a time and answers in order; what is pipelined waits.
+
+Blocks on nothing.  Deadlines (head, body, idle, a client that doesn't read) are looked at by `sweep`, four times a second.
+A client that closes its side has gone, also one that only closes its sending half: its request is cancelled at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING, cast
+
+from vllm_watchdog.gateway import errors
+from vllm_watchdog.gateway.framing import Chunked, Framing, FramingError, Length, UntilClose
+from vllm_watchdog.gateway.heads import CONTINUE, END, HEAD_LIMIT, BadHeadError, RequestHead, parse_request
+from vllm_watchdog.gateway.routes import Kind
+
+if TYPE_CHECKING:
+    from vllm_watchdog.gateway.dispatch import Dispatcher
+    from vllm_watchdog.gateway.relay import Exchange
+    from vllm_watchdog.gateway.upstream import Upstream
+
+linger_s = 2.0              # to let a client read why it is refused, before what it still sends meets a closed port
+body_bytes_per_s = 64 << 10  # slower than this a body gets no more time
+
+
+class Downstream(asyncio.Protocol):
+    """`private`: this is the operators' socket."""
+
+    __slots__ = ("_buffer", "_buffer_paused", "_deadline", "_flow", "_gate", "_parts", "_size", "_take", "_up", "exchange",
+                 "paused_at", "private", "transport")
+
+    def __init__(self, gate: Dispatcher, private: bool = False) -> None:
+        self._gate, self.private = gate, private
+        self._buffer = b""
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._flow: Framing | None = None
+        self._take: Callable[[bytes], None] = self._read_head
+        self._up: Upstream | None = None
+        self._deadline, self.paused_at = inf, inf
+        self._buffer_paused = False
+        self.exchange: Exchange | None = None
+
+    # -- the transport's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._deadline = self._gate.now() + self._gate.plan.head_timeout_s
+        if not self._gate.admit(self):
+            self.refuse(errors.TOO_MANY_CONNECTIONS)
+
+    def data_received(self, data: bytes) -> None:
+        self._take(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        exchange, self.exchange = self.exchange, None
+        self._take, self._parts, self._buffer, self._up = _nowhere, [], b"", None
+        self._gate.forget(self)
+        self._release_bytes()
+        if exchange is not None:
+            exchange.cancel()
+
+    def pause_writing(self) -> None:
+        self.paused_at = self._gate.now()
+        if self.exchange is not None:
+            self.exchange.pause()
+
+    def resume_writing(self) -> None:
+        self.paused_at = inf
+        if self.exchange is not None:
+            self.exchange.resume()
+
+    # -- a request's head
+
+    def _read_head(self, data: bytes) -> None:
+        seen = len(self._buffer)
+        buffer = (self._buffer + data).lstrip(b"\r\n") if seen or data[:1] in b"\r\n" else data
+        at = buffer.find(END, max(0, seen - 3))
+        if at < 0:
+            self._incomplete(buffer)
+            return
+        self._buffer = buffer[at + 4 :]
+        try:
+            head = parse_request(buffer[: at + 4])
+        except BadHeadError as bad:
+            self.refuse(bad.refusal)
+            return
+        self._begin(head)
+
+    def _incomplete(self, buffer: bytes) -> None:
+        if not self._buffer and buffer:
+            self._deadline = self._gate.now() + self._gate.plan.head_timeout_s
+        self._buffer = buffer
+        if buffer and not 0x41 <= buffer[0] <= 0x5A:        # TLS, or noise
+            self.refuse(errors.BAD_REQUEST.because("a method was expected"))
+        elif len(buffer) > HEAD_LIMIT:
+            self.refuse(errors.HEAD_TOO_LARGE)
+
+    def _begin(self, head: RequestHead) -> None:
+        self._deadline = inf
+        plan = self._gate.plan
+        exchange = self.exchange = self._gate.open(self, head)
+        if not head.has_body:
+            self._take = self._read_ahead
+            exchange.ready(b"")
+            return
+        if head.length is not None and head.length > plan.max_body_bytes:
+            self.refuse(errors.BODY_TOO_LARGE)
+            return
+        if head.expects and not self._buffer:
+            self.transport.write(CONTINUE)
+        self._flow = Chunked() if head.chunked else Length(head.length or 0)
+        self._deadline = self._gate.now() + plan.body_timeout_s
+        if exchange.kind is Kind.OTHER:
+            self._take = self._read_ahead
+            self.transport.pause_reading()
+            exchange.stream()
+        else:
+            self._take = self._read_whole
+            self._take_buffer()
+
+    def _take_buffer(self) -> None:
+        rest, self._buffer = self._buffer, b""
+        if rest:
+            self._take(rest)
+
+    # -- its body, kept whole or passed on
+
+    def _read_whole(self, data: bytes) -> None:
+        end = self._count(data, self._parts)
+        if end is None or self.exchange is None:
+            return
+        if not self._gate.charge(len(data)):
+            self.refuse(errors.NO_MEMORY)
+        elif end >= 0:
+            body, self._parts, self._flow, self._deadline = b"".join(self._parts), [], None, inf
+            self._buffer, self._take = data[end:], self._read_ahead
+            self._release_bytes()
+            self.exchange.ready(body)
+
+    def _read_on(self, data: bytes) -> None:
+        """Streamed to the engine."""
+        end = self._count(data, None)
+        if end is None or self._up is None:
+            return
+        self._up.transport.write(data if end < 0 else data[:end])
+        if end >= 0:
+            self._flow, self._up, self._deadline = None, None, inf
+            self._buffer, self._take = data[end:], self._read_ahead
+
+    def _count(self, data: bytes, parts: list[bytes] | None) -> int | None:
+        """As Framing.feed; None: the request was refused."""
+        assert self._flow is not None
+        try:
+            end = self._flow.feed(data, parts)
+        except FramingError as error:
+            self.refuse(errors.BAD_REQUEST.because(str(error)))
+            return None
+        self._size += len(data)
+        self._deadline += len(data) / body_bytes_per_s
+        if self._size > self._gate.plan.max_body_bytes + HEAD_LIMIT:
+            self.refuse(errors.BODY_TOO_LARGE)
+            return None
+        return end
+
+    def _release_bytes(self) -> None:
+        self._gate.charge(-self._size)
+        self._size = 0
+
+    def stream_to(self, upstream: Upstream) -> None:
+        """The engine is connected: the body may pass."""
+        if self._flow is not None:
+            self._up, self._take = upstream, self._read_on
+            self.transport.resume_reading()
+            self._take_buffer()
+
+    def tunnel_to(self, upstream: Upstream) -> None:
+        """The engine has switched protocols: bytes both ways from here."""
+        self._flow, self._take = UntilClose(), upstream.transport.write
+        self._take_buffer()
+        self.transport.resume_reading()
+
+    def pause_body(self) -> None:
+        self.transport.pause_reading()
+
+    def resume_body(self) -> None:
+        if not self._buffer_paused:
+            self.transport.resume_reading()
+
+    def _read_ahead(self, data: bytes) -> None:
+        """The next requests, before this one is answered."""
+        self._buffer += data
+        if len(self._buffer) > HEAD_LIMIT and not self._buffer_paused:
+            self._buffer_paused = True
+            self.transport.pause_reading()
+
+    # -- answers
+
+    @property
+    def body_pending(self) -> bool:
+        """Part of the request has still to come: this connection can't carry another."""
+        return self._flow is not None
+
+    def finished(self, keep_alive: bool) -> None:
+        """The exchange is over, its response written."""
+        pending, self.exchange, self._up = self.body_pending, None, None
+        if pending or not keep_alive:
+            self._close(pending)
+            return
+        self._deadline = self._gate.now() + self._gate.plan.idle_timeout_s
+        self._take = self._read_head
+        if self._buffer_paused:
+            self._buffer_paused = False
+            self.transport.resume_reading()
+        if self._buffer:
+            self._gate.loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        if self._take == self._read_head:
+            self._take_buffer()
+
+    def refuse(self, refusal: errors.Refusal) -> None:
+        """Answers and closes; whatever else the client sends is read and dropped for a while."""
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.cancel()
+        self._gate.metrics.refused(refusal)
+        self.transport.write(errors.response(refusal, keep_alive=False))
+        self._close(True)
+
+    def _close(self, pending: bool) -> None:
+        self._take, self._parts, self._buffer = _nowhere, [], b""
+        self._release_bytes()
+        if not pending or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._deadline = self._gate.now() + linger_s
+        self.transport.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def close_if_idle(self) -> None:
+        """The gateway drains."""
+        if self.exchange is None:
+            self.transport.close()
+
+    def sweep(self, at: float) -> None:
+        if at - self.paused_at > self._gate.plan.body_timeout_s:
+            self.transport.abort()
+        elif at > self._deadline:
+            reading = self._take != _nowhere and (self._buffer or self._flow is not None)
+            self._deadline = inf
+            if reading:
+                self.refuse(errors.HEAD_TIMEOUT)
+            else:
+                self.transport.abort()
+
+
+def _nowhere(data: bytes) -> None:
+    """The request is refused already."""

@@ -1,0 +1,216 @@
+"""Heads of requests and responses: parsed by httptools, checked, stripped of what is meant for one hop only.  Pure.
+
+Whatever could be read in two ways (two lengths, a length and chunks, folded lines, bare line feeds, a chunked HTTP/1.0)
+is refused; httptools (llhttp) refuses most of it itself.  RFC 9110 7.6.1, RFC 9112 3.2 and 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+import httptools
+
+from vllm_watchdog.gateway.errors import BAD_REQUEST, BAD_UPSTREAM, EXPECTATION, NOT_IMPLEMENTED, VERSION, Refusal
+
+HEAD_LIMIT = 64 << 10
+END = b"\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+SWITCHING = 101
+
+HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"})
+NEVER_NAMED = frozenset({b"host", b"content-length"})   # a client must not hide a length from the engine
+NOTED = HOP_BY_HOP | NEVER_NAMED | {b"expect", b"x-no-replay", b"content-type"}
+BODILESS = frozenset({204, 304})
+
+Pairs = list[tuple[bytes, bytes]]
+
+
+class BadHeadError(Exception):
+    """The head is refused; `refusal` says how."""
+
+    def __init__(self, refusal: Refusal, why: str = "") -> None:
+        self.refusal = refusal.because(why)
+        super().__init__(self.refusal.message)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """`path`: decoded, without query.  `pairs`: the headers for the engine.  `length` None: no Content-Length."""
+
+    method: bytes
+    target: bytes
+    path: str
+    http11: bool
+    pairs: Pairs
+    keep_alive: bool
+    length: int | None
+    chunked: bool
+    expects: bool
+    upgrade: bytes | None
+    no_replay: bool
+
+    @property
+    def has_body(self) -> bool:
+        return self.chunked or bool(self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """`raw`: as it came.  `as_is`: it may go to an HTTP/1.1 client unchanged."""
+
+    raw: bytes
+    status: int
+    pairs: Pairs
+    keep_alive: bool
+    length: int | None
+    chunked: bool
+    event_stream: bool
+    as_is: bool
+
+    @property
+    def bodiless(self) -> bool:
+        return self.status in BODILESS or self.status < 200 or (self.length == 0 and not self.chunked)
+
+
+class _Reader:
+    """What httptools calls back."""
+
+    __slots__ = ("lines", "noted", "url")
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.lines: list[tuple[bytes, bytes, bytes]] = []       # key (lower case), name, value
+        self.noted: dict[bytes, list[bytes]] = {}
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        key = name.lower()
+        if key in NOTED:
+            self.noted.setdefault(key, []).append(value)
+        self.lines.append((key, name, value))
+
+    def tokens(self, key: bytes) -> list[bytes]:
+        """The lower-case members of a list header."""
+        values = self.noted.get(key)
+        return [token.strip().lower() for token in b",".join(values).split(b",")] if values else []
+
+    def first(self, key: bytes) -> bytes | None:
+        values = self.noted.get(key)
+        return values[0] if values else None
+
+    def pairs(self, dropped: frozenset[bytes] | set[bytes]) -> Pairs:
+        return [(name, value) for key, name, value in self.lines if key not in dropped]
+
+
+def parse_request(raw: bytes) -> RequestHead:
+    """`raw`: a head with its empty line.  Raises BadHeadError."""
+    reader = _Reader()
+    parser = httptools.HttpRequestParser(reader)
+    try:
+        parser.feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        pass        # the head is whole, and nothing that follows it was given to this parser
+    except httptools.HttpParserInvalidMethodError:
+        raise BadHeadError(NOT_IMPLEMENTED, "the method is not known") from None
+    except httptools.HttpParserError as error:
+        raise BadHeadError(BAD_REQUEST, str(error)) from None
+    version = parser.get_http_version()
+    if version not in ("1.1", "1.0"):
+        raise BadHeadError(VERSION)
+    return _request(reader, parser.get_method(), version == "1.1")
+
+
+def _request(reader: _Reader, method: bytes, http11: bool) -> RequestHead:
+    connection = reader.tokens(b"connection")
+    chunked = _request_chunked(reader, http11)
+    length = reader.first(b"content-length")
+    expect = reader.first(b"expect")
+    if method == b"CONNECT":
+        raise BadHeadError(NOT_IMPLEMENTED, "CONNECT")
+    if len(reader.noted.get(b"host", ())) != 1 and http11:
+        raise BadHeadError(BAD_REQUEST, "expected one Host header")
+    if expect is not None and expect.lower() != b"100-continue":
+        raise BadHeadError(EXPECTATION)
+    upgrade = reader.first(b"upgrade") if b"upgrade" in connection and http11 else None
+    return RequestHead(
+        method, reader.url, path_of(reader.url), http11, reader.pairs(_dropped(connection) | {b"expect"}),
+        b"close" not in connection and (http11 or b"keep-alive" in connection),
+        int(length) if length is not None else None, chunked,
+        expect is not None and http11, upgrade, b"x-no-replay" in reader.noted,
+    )
+
+
+def _request_chunked(reader: _Reader, http11: bool) -> bool:
+    codings = reader.tokens(b"transfer-encoding")
+    if codings and not http11:
+        raise BadHeadError(BAD_REQUEST, "Transfer-Encoding in HTTP/1.0")
+    if codings and codings != [b"chunked"]:
+        raise BadHeadError(NOT_IMPLEMENTED, "a transfer coding other than chunked")
+    return bool(codings)
+
+
+def _dropped(connection: list[bytes]) -> frozenset[bytes] | set[bytes]:
+    """The one hop's headers, and those that Connection names."""
+    if not connection or connection in ([b"keep-alive"], [b"close"]):
+        return HOP_BY_HOP
+    return HOP_BY_HOP | (set(connection) - NEVER_NAMED)
+
+
+def path_of(target: bytes) -> str:
+    """`/v1/%63ompletions?x` -> `/v1/completions`; an absolute target's path."""
+    path = target.partition(b"?")[0]
+    if path[:1] != b"/" and b"://" in path:
+        path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+    return (unquote_to_bytes(path) if b"%" in path else path).decode("latin-1")
+
+
+def encode_request(head: RequestHead, body: bytes | None) -> bytes:
+    """For the engine.  `body`: the whole of it, None where it is streamed on in the client's framing."""
+    lines = [b"%b %b HTTP/1.1" % (head.method, head.target), *map(b"%b: %b".__mod__, head.pairs)]
+    if head.chunked:
+        lines.append(b"Transfer-Encoding: chunked" if body is None else b"Content-Length: %d" % len(body))
+    if head.upgrade:
+        lines.append(b"Connection: Upgrade\r\nUpgrade: " + head.upgrade)
+    return b"\r\n".join(lines) + END
+
+
+def parse_response(raw: bytes) -> ResponseHead:
+    """Raises BadHeadError."""
+    reader = _Reader()
+    parser = httptools.HttpResponseParser(reader)
+    try:
+        parser.feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        pass
+    except httptools.HttpParserError as error:
+        raise BadHeadError(BAD_UPSTREAM, str(error)) from None
+    version, codings, status = parser.get_http_version(), reader.tokens(b"transfer-encoding"), parser.get_status_code()
+    if version not in ("1.1", "1.0") or status < 100 or codings not in ([], [b"chunked"]):
+        raise BadHeadError(BAD_UPSTREAM, "its version, status or transfer coding is unknown")
+    connection, length = reader.tokens(b"connection"), reader.first(b"content-length")
+    http11 = version == "1.1"
+    return ResponseHead(
+        raw, status, reader.pairs(_dropped(connection)),
+        b"close" not in connection and (http11 or b"keep-alive" in connection),
+        int(length) if length is not None else None, bool(codings),
+        (reader.first(b"content-type") or b"").lower().startswith(b"text/event-stream"),
+        http11 and not connection and reader.noted.keys().isdisjoint({b"keep-alive", b"upgrade", b"proxy-connection"}),
+    )
+
+
+def encode_response(head: ResponseHead, http11: bool, keep_alive: bool) -> bytes:
+    """For the client: `http11` is its version; `keep_alive`: its connection stays open after this response."""
+    if head.as_is and http11 and keep_alive:
+        return head.raw
+    start = b"HTTP/1.1" + head.raw[8:head.raw.index(b"\r\n")]
+    lines = [start, *map(b"%b: %b".__mod__, head.pairs)]
+    if head.chunked and http11:
+        lines.append(b"Transfer-Encoding: chunked")
+    if head.status == SWITCHING:
+        lines.append(b"Connection: Upgrade")
+    elif not keep_alive or not http11:
+        lines.append(b"Connection: keep-alive" if keep_alive else b"Connection: close")
+    return b"\r\n".join(lines) + END
