@@ -151,6 +151,18 @@ def test_a_log_that_does_not_exist_yet_is_empty(desk: Desk) -> None:
     assert desk.classes() == ["engine_dead_v1"]
 
 
+def test_a_log_that_can_not_be_read_is_said_once_and_read_as_soon_as_it_can(
+        desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.path.mkdir()
+    tail = desk.follow()
+    settle(tail)
+    until(lambda: "log.unreadable" in caplog.text)
+    desk.path.rmdir()
+    desk.write(READY, OOM)
+    assert desk.rest(tail) == ["oom_runtime"]
+    assert caplog.text.count("log.unreadable") == 1
+
+
 def test_the_rest_of_a_dead_generation_counts_for_it_and_not_for_the_next(desk: Desk) -> None:
     tail = desk.follow()
     desk.write(READY, DEATH)

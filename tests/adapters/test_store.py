@@ -10,7 +10,7 @@ from tests.fakes.tell import WALL, Clock, Said, incident
 
 from vllm_watchdog.core.catalog import Action, Severity
 from vllm_watchdog.core.codec import encode
-from vllm_watchdog.core.memory import EngineMemory, Memory
+from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.verdict import Finding
 from vllm_watchdog.tell import store
 from vllm_watchdog.tell.store import Store, load
@@ -20,7 +20,8 @@ def memory(generation: int = 1) -> Memory:
     finding = Finding("oom_runtime", Severity.FATAL, Action.RESTART, 7, "显存 \udcff",
                       (("free_bytes", 12), ("others", ((4, 5),))))
     engine = EngineMemory("primary", generation, True, (1.5, 2.0), "bad_args", "why")
-    return Memory("boot", (engine,), ("primary",), (replace(incident(), findings=(finding,)),), True)
+    service = ServiceMemory("primary", True, 1.0)
+    return Memory("boot", (engine,), (service,), (replace(incident(), findings=(finding,)),), True)
 
 
 def clean(value: Memory) -> object:

@@ -14,6 +14,11 @@ ON_BACKUP = Service("primary", "backup", Side.BACKUP, since=0.0, turned_at=0.0, 
 IDLE = Facts(serving=True, idle=True)
 
 
+def test_nothing_is_wrong_until_it_is_known_to_be() -> None:
+    assert Facts() == Facts(0, 0, False, False, False, True, False, False)
+    assert Service("primary") == Service("primary", None, Side.PRIMARY, 0.0, -inf, inf, inf)
+
+
 def test_the_wanted_engine_is_the_sides() -> None:
     assert ON_PRIMARY.wanted == "primary"
     assert ON_BACKUP.wanted == "backup"

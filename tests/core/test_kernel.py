@@ -112,3 +112,8 @@ RESET = "46 48 62 64 95 109 110 119 120 136 140 143 155 156 158 162"
 )
 def test_the_table_is_nvidias(numbers: str, class_: str) -> None:
     assert {xid for xid, found in kernel.XID_CLASS.items() if found == class_} == set(map(int, numbers.split()))
+
+
+def test_old_kernels_announce_the_kill() -> None:
+    line = "Memory cgroup out of memory: Kill process 4455 (VLLM::EngineCor) score 1000 or sacrifice child"
+    assert KernelLog().read(line) == ("host_oom_kill", (("pid", 4455), ("name", "VLLM::EngineCor")))

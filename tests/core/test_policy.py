@@ -92,6 +92,13 @@ def test_only_a_spawn_makes_a_child_and_only_emptiness_ends_it() -> None:
         assert has == (Do.SPAWN in actions or (had and event.sign is not S.EMPTY)), (before, event, after)
 
 
+@pytest.mark.parametrize("phase", sorted(HAS_CHILD))
+def test_when_nothing_is_left_the_rest_of_the_log_is_read_before_anything_is_decided(phase: Phase) -> None:
+    for wanted in (True, False):
+        after, actions = step(State(phase, wanted), Event(5, S.EMPTY), QUICK)
+        assert (after.phase, actions) == (P.SETTLING, (Do.DRAIN,))
+
+
 def test_a_second_engine_is_never_spawned_beside_the_first() -> None:
     for before, event, _, actions in WALK:
         assert not (before.phase in HAS_CHILD and Do.SPAWN in actions), (before, event)

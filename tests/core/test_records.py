@@ -86,6 +86,28 @@ def one(line: str) -> Record:
         ("Nov 29 14:41:57 host kernel: [ 9021.77] NVRM: Xid", Record(Kind.KERNEL, "NVRM: Xid", "kernel")),
         ("2026-11-29T14:41:57+00:00 host kernel: NVRM: Xid", Record(Kind.KERNEL, "NVRM: Xid", "kernel")),
         ("               NVRM: fallen off the bus", Record(Kind.KERNEL, "NVRM: fallen off the bus")),
+        ("<3>Nov 29 14:41:57 host kernel: [ 9021.77] NVRM: Xid", Record(Kind.KERNEL, "NVRM: Xid", "kernel")),
+        (
+            "2026-11-29T14:41:57+0000 host vllm[539]: (EngineCore pid=9) ERROR 10-26 21:05:17 [core.py:8] msg",
+            Record(Kind.RECORD, "msg", "EngineCore", 9, "ERROR", "core.py", 8),
+        ),
+        (
+            "<14>Nov 29 14:41:57 host docker[539]: vllm-1  | ERROR 10-26 21:05:17 [core.py:8] msg",
+            Record(Kind.RECORD, "msg", "", 0, "ERROR", "core.py", 8),
+        ),
+        (
+            "2026-11-29T14:41:57.1Z vllm serve: error: unrecognized arguments: --x",
+            Record(Kind.RAW, "vllm serve: error: unrecognized arguments: --x"),
+        ),
+        (
+            "2026-03-09 01:26:30.04 (MapWorker(MapBatches(Actor)) pid=12, ip=10.0.0.1) (EngineCore pid=9) "
+            "ERROR 10-26 21:05:17 [core.py:8] msg",
+            Record(Kind.RECORD, "msg", "EngineCore", 9, "ERROR", "core.py", 8),
+        ),
+        (
+            '{"MESSAGE": "(EngineCore pid=9) ERROR 10-26 21:05:17 [core.py:8] msg", "PRIORITY": "6"}',
+            Record(Kind.RECORD, "msg", "EngineCore", 9, "ERROR", "core.py", 8),
+        ),
     ],
 )
 def test_every_format_is_taken_apart(line: str, expected: Record) -> None:
@@ -97,6 +119,12 @@ def test_a_record_cannot_be_forged_inside_another() -> None:
     assert one(f"INFO 05-06 02:29:07 [logger.py:39] prompt: '{inner}'").file == "logger.py"
     assert one(f"INFO 05-06 02:29:07 [logger.py:39] prompt: 'a\r{inner}'").file == "logger.py"
     assert one(f"please explain this: {inner}").raw
+
+
+def test_what_follows_a_terminals_interrupt_is_read_too() -> None:
+    interrupt = Record(Kind.SERVER, "^C")
+    assert parse("^C^CINFO:     Shutting down") == (interrupt, Record(Kind.SERVER, "Shutting down", level="INFO"))
+    assert parse("^C" * 40_000)[0] == interrupt
 
 
 def test_a_json_record_becomes_one_record_a_line() -> None:

@@ -48,6 +48,7 @@ def test_causes_outrank_consequences() -> None:
         ("/usr/bin/python3: No module named vllm.entrypoints.api_server", "bad_args"),
         ("/usr/bin/python3: No module named vllmx", None),
         ("grep: error: unrecognised", None),
+        ("ERROR 05-06 02:29:07 [core.py:398] TimeoutError: RPC call to update_weights timed out.", None),
     ],
 )
 def test_a_line_finds_its_row(line: str, class_: str | None) -> None:

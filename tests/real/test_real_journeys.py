@@ -9,11 +9,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from threading import Thread
 
 import pytest
 import requests
 from tests.real.conftest import Figures
-from tests.real.rig import HANG, RealWatchdog, Vllm, alive, many
+from tests.real.rig import HANG, RealWatchdog, Vllm, alive, crowd
 from tests.system.harness import Doc, Receiver, free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
@@ -58,7 +59,8 @@ def evidence(host: RealWatchdog, row: Doc) -> set[str]:
 
 
 def judged(seen: set[tuple[str, str | None]]) -> str:
-    return ", ".join(sorted(life for _, life in seen if life))
+    """Every life and phase that was seen of an engine that runs: a suspicion may come, and must go."""
+    return ", ".join(sorted({word for phase, life in seen if life for word in (phase, life)}))
 
 
 def untroubled(host: RealWatchdog) -> tuple[int, list[str]]:
@@ -99,21 +101,19 @@ def test_a_killed_engine_core_is_noticed_and_replaced_although_vllm_exits_0(host
 
 def test_a_long_prefill_that_moves_no_counter_is_never_taken_for_a_hang(host: RealWatchdog, figures: Figures) -> None:
     before = untroubled(host)
-    began, seen, served = time.time(), set(), []
     counted = host.metric("primary", "vllm:prompt_tokens_total")
-    pool = many(1, lambda: served.append(host.complete("primary", 1, "xyz " * 22_500, 150)) or 0)
-    frozen = 0.0
-    while not served:
+    began, seen, frozen, served = time.time(), set(), 0.0, []
+    client = Thread(target=lambda: served.append(host.complete("primary", 1, "xyz " * 17_500, 300)))
+    client.start()
+    while client.is_alive():
         time.sleep(0.5)
         seen |= host.lives()
-        if host.metric("primary", "vllm:prompt_tokens_total") <= counted + 20:
+        if host.metric("primary", "vllm:prompt_tokens_total") <= counted + 20:      # a probe is one token
             frozen = time.time() - began
-    pool.shutdown()
     assert served == [200]
     assert frozen > sum(HANG.values()), f"the counters stood still for {frozen:.0f} s only: this proves nothing"
-    assert {phase for phase, _ in seen} <= {"serving", "stopped"}, seen
     assert untroubled(host) == before
-    figures("prefill of 90,000 tokens", note=f"not restarted; no counter moved for {frozen:.0f} s, judged {judged(seen)}")
+    figures("prefill of 70,000 tokens", note=f"not restarted; no counter moved for {frozen:.0f} s, judged {judged(seen)}")
 
 
 def test_the_next_daemon_adopts_what_a_killed_one_left(host: RealWatchdog, figures: Figures) -> None:
@@ -161,15 +161,14 @@ def test_a_killed_api_server_leaves_no_orphan_and_is_replaced(host: RealWatchdog
 
 def test_32_long_requests_on_two_seats_are_busy_and_never_restarted(host: RealWatchdog, figures: Figures) -> None:
     before = untroubled(host)
+    host.step_back("primary")
     began, seen, queue = time.time(), set(), 0.0
-    pool = many(32, lambda: host.complete("primary", 30_000, timeout_s=25))
-    while time.time() - began < 24:
-        time.sleep(1)
-        seen |= host.lives()
-        queue = max(queue, host.metric("primary", "vllm:num_requests_waiting"))
-    pool.shutdown()
-    assert queue >= 30
-    assert {phase for phase, _ in seen} <= {"serving", "stopped"}, seen
+    with crowd(host.url("primary"), 32, 30_000):
+        while time.time() - began < 24 or queue < 30:
+            time.sleep(1)
+            seen |= host.lives()
+            queue = max(queue, host.metric("primary", "vllm:num_requests_waiting"))
+            assert time.time() - began < 90, "32 requests never queue"
     assert untroubled(host) == before
     host.until(lambda: host.metric("primary", "vllm:num_requests_waiting") == 0, "the queue does not end with its clients")
     figures("32 long requests, 2 seats, 24 s", note=f"not restarted; {queue:.0f} waiting, judged {judged(seen)}")

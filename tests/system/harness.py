@@ -37,7 +37,7 @@ Value = TypeVar("Value")
 Doc = dict[str, Any]
 
 WITHIN_S = 20.0     # the longest wait; on two busy cores everything here takes a fraction of it
-LOOK_S = 0.03
+LOOK_S = 0.05
 TOKEN = "WATCHDOG_UNDER_TEST"       # in the environment of the daemon, and so of all that it starts
 PORTS = count(20_000 + os.getpid() * 41 % 10_000)       # workers that run side by side begin apart
 SIM = [sys.executable, "-m", "vllm_watchdog.sim"]

@@ -13,12 +13,13 @@ from tests.system.harness import HASTY, WITHIN_S, Watchdog, backup, engine
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.proc import MarkIndex
 
-LOOK_S = 0.01
+LOOK_S = 0.03
 
 
 def one_card(folder: Path) -> Watchdog:
     """A primary and its backup that share a card; no card is named, so they share every one."""
-    return Watchdog(folder, {"big": engine(stop_timeout_s=2), "small": backup("big")}, program=HASTY)
+    engines = {"big": engine(stop_timeout_s=2), "small": backup("big")}
+    return Watchdog(folder, engines, program=HASTY, restart={"budget": 1000})
 
 
 @contextmanager

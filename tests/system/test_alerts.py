@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from tests.system.conftest import Make
 from tests.system.harness import HASTY, Receiver, Watchdog, engine, free_port
 
 
-def test_an_incident_is_told_once_when_it_opens_and_once_when_it_ends(make: Make, receiver: Receiver) -> None:
-    watchdog = make({"one": engine()}, program=HASTY, channels={"oncall": {"url": receiver.url}}).start()
-    watchdog.serving("one")
+@pytest.fixture(scope="module", autouse=True)
+def told(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Watchdog]:
+    """One whose engine has just failed; what follows takes its time."""
+    watchdog = Watchdog(
+        tmp_path_factory.mktemp("told"), {"one": engine()}, program=HASTY, channels={"oncall": {"url": receiver.url}})
+    watchdog.start().serving("one")
     watchdog.fault("one", "oom")
-    watchdog.until(lambda: receiver.of("one", kind="resolved"), "never told that it is over")
-    opened, resolved = receiver.of("one")
-    assert (opened["kind"], resolved["kind"]) == ("opened", "resolved")
-    assert opened["incident"] == resolved["incident"] and opened["class"] == resolved["class"] == "oom_runtime"
-    assert "[OPENED] GPU out of memory while serving: service one, engine one" in opened["text"]
-    assert "352.00 MiB" in opened["text"] and opened["folder"] == str(watchdog.logs / "incidents" / opened["incident"])
-    row = watchdog.until(lambda: watchdog.incident("one"), "no incident")
-    assert row["wall_resolved"] is not None
+    yield watchdog
+    watchdog.finish()
 
 
 def test_nothing_is_lost_or_told_twice_when_channel_and_daemon_were_down(make: Make) -> None:
@@ -41,3 +41,14 @@ def test_nothing_is_lost_or_told_twice_when_channel_and_daemon_were_down(make: M
         assert len(late.of("two")) == 2, "a new daemon told it again"
     finally:
         late.close()
+
+
+def test_an_incident_is_told_once_when_it_opens_and_once_when_it_ends(told: Watchdog, receiver: Receiver) -> None:
+    told.until(lambda: receiver.of("one", kind="resolved"), "never told that it is over")
+    opened, resolved = receiver.of("one")
+    assert (opened["kind"], resolved["kind"]) == ("opened", "resolved")
+    assert opened["incident"] == resolved["incident"] and opened["class"] == resolved["class"] == "oom_runtime"
+    assert "[OPENED] GPU out of memory while serving: service one, engine one" in opened["text"]
+    assert "352.00 MiB" in opened["text"] and opened["folder"] == str(told.logs / "incidents" / opened["incident"])
+    row = told.until(lambda: told.incident("one"), "no incident")
+    assert row["wall_resolved"] is not None

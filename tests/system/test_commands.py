@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,6 +81,26 @@ def test_events_are_the_journal_in_words(host: Watchdog) -> None:
     assert "engine.phase engine=one#1 was=loading now=serving because=well" in said.out
     assert said.out.splitlines()[0].startswith("20")
     assert len(host.cli("events", "-n", "3").out.splitlines()) == 3
+
+
+def test_events_can_be_followed(host: Watchdog) -> None:
+    words = [sys.executable, "-m", "vllm_watchdog.app.cli", "events", "-f", "-n", "1", "--config", str(host.config)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as follower:
+        assert follower.stdout
+        pipe, seen = follower.stdout.fileno(), b""
+        os.set_blocking(pipe, False)
+
+        def followed() -> bool:
+            nonlocal seen
+            host.ask("resume")
+            with suppress(BlockingIOError):
+                seen += os.read(pipe, 65536)
+            return seen.count(b"operator.asked verb=resume") > 1       # the first may be the newest line of before
+
+        try:
+            host.until(followed, "nothing followed")
+        finally:
+            follower.kill()
 
 
 def test_logs_mark_the_lines_that_are_findings(host: Watchdog) -> None:

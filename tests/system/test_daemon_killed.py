@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from tests.system.conftest import Make
 from tests.system.harness import engine
 from tests.system.kills import Step, at, chain, never_two
 
+CHAINS: dict[str, tuple[Step, ...]] = {
+    "restarts": (("start", at("engine.spawned")), ("restart", at("now=stopping")), ("restart", at("now=starting")),
+                 ("stop", at("now=stopping"))),
+    "failovers": (("failover", at("now=settling")), ("failover", at("engine.spawned")), ("death", at("engine.exited"))),
+}
 
-@pytest.mark.parametrize("steps", [
-    (("start", at("engine.spawned")), ("restart", at("now=stopping")), ("restart", at("now=starting")),
-     ("stop", at("now=stopping"))),
-    (("failover", at("now=settling")), ("failover", at("engine.spawned")), ("death", at("engine.exited"))),
-], ids=["restarts", "failovers"])
-def test_a_daemon_killed_in_the_middle_is_followed_by_one_that_ends_with_one_engine(
-        tmp_path: Path, steps: tuple[Step, ...]) -> None:
-    chain(tmp_path / "w", steps)
+
+@pytest.fixture(scope="module", autouse=True)
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[None]]]:
+    """They mostly wait, so they go on beside the other tests."""
+    with ThreadPoolExecutor() as pool:
+        yield {name: pool.submit(chain, tmp_path_factory.mktemp(name), steps) for name, steps in CHAINS.items()}
 
 
 def test_a_running_engine_is_adopted_and_never_restarted(make: Make) -> None:
@@ -61,3 +65,21 @@ def test_an_engine_that_is_configured_no_more_is_gone_before_another_starts(make
         watchdog.start()
         watchdog.serving("new")
     assert not watchdog.of("old")
+
+
+def test_a_state_that_cannot_be_read_is_set_aside_and_costs_no_engine(make: Make) -> None:
+    watchdog = make({"one": engine()}).start()
+    first = watchdog.serving("one")
+    watchdog.kill()
+    for name in ("state.json", "one.offset"):
+        (watchdog.state / name).write_text("{nonsense")
+    watchdog.start()
+    doc = watchdog.serving("one")
+    assert (doc["pid"], doc["generation"]) == (first["pid"], first["generation"])
+    assert [line["file"] for line in watchdog.said("file.set_aside")] == [str(watchdog.state / "state.json")]
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_daemon_killed_in_the_middle_is_followed_by_one_that_ends_with_one_engine(
+        chains: dict[str, Future[None]], name: str) -> None:
+    chains[name].result(timeout=50)

@@ -10,7 +10,7 @@ from tests.system.harness import HASTY, backup, engine
 
 def test_a_second_failure_brings_the_backup_and_the_primary_returns_when_it_is_idle(make: Make) -> None:
     watchdog = make({"big": engine(args={"max-num-seqs": 64}), "small": backup("big")}, program=HASTY,
-                    failover={"stable_s": 2.0}).start()
+                    failover={"stable_s": 1.0}).start()
     watchdog.serving("big")
     watchdog.fault("big", "oom")
     watchdog.serving("big", after=1)

@@ -71,4 +71,19 @@ def test_memory_over_the_threshold_is_documented_and_then_the_backup_takes_over(
     row = host.until(lambda: host.incident("leaks"), "no incident")
     folder = host.bundle(row)
     assert '"used_bytes"' in (folder / "gpu-processes.json").read_text("utf-8")
+    assert "vram_high" in (folder / "bundle.txt").read_text("utf-8"), "the first bundle is of the first threshold"
     assert host.engine("waits")["generation"] == 1, "another card's engine is left alone"
+
+
+def test_a_killed_daemon_leaves_no_gpu_helper_and_the_next_adopts_engines_that_hold_their_cards(host: Watchdog) -> None:
+    first = {name: host.serving(name)["pid"] for name in ("waits", "spare")}
+    host.kill()
+    host.until(lambda: not helpers(host), "a helper outlived its daemon")
+    host.start()
+    assert {name: host.serving(name)["pid"] for name in first} == first
+    host.until(lambda: isinstance(host.until(host.status, "no status")["gpus"], list), "no GPU sample came")
+    assert len(helpers(host)) == 1
+
+
+def helpers(host: Watchdog) -> list[int]:
+    return [pid for pid, name in host.descendants() if name == "watchdog-gpu"]

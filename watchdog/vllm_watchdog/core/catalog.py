@@ -141,6 +141,8 @@ CATALOG: dict[str, Entry] = {
     "engine_hang": _entry("Wedged: no token within the whole patience, counters frozen",
         "引擎卡死：探测超时且计数器不变", _F, A.RESTART,
         STACKS),
+    "api_unreachable": _entry("The API server refuses /health or answers it with 5xx",
+        "API 服务拒绝 /health 或返回 5xx", _F, A.RESTART, FIRST_LINE),
     "scheduler_deadlock": _entry("Requests wait and none runs", "请求排队但无一运行", _F, A.RESTART,
         T("Reject prompts larger than the KV cache: lower --max-model-len.",
         "拒绝超过 KV cache 的请求：调低 --max-model-len。")),

@@ -164,6 +164,8 @@ def _recovered(turn: Turn) -> None:
     """An incident ends when its service has served long enough and no symptom of it is left."""
     confirm_s = turn.world.plan.confirm_s
     for incident in turn.world.incidents:
+        if incident.wall_resolved is not None:
+            continue
         raised = any(watch.raised for watch in watches_of(turn.world, incident.service)) or _still_blind(turn, incident)
         since = incident.touched_at
         if incident.service != HOST:

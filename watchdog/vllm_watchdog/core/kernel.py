@@ -10,7 +10,7 @@ import re
 
 from vllm_watchdog.core.details import Details, size
 
-KERNEL_NEEDLES = ("NVRM: ", "ut of memory: Killed process ", "oom-kill:constraint=")
+KERNEL_NEEDLES = ("NVRM: ", "ut of memory: Kill", "oom-kill:constraint=")
 
 
 def _numbers(text: str) -> frozenset[int]:
@@ -40,7 +40,7 @@ _NAME = re.compile(r"name='?(?P<name>[^,'\s]+)")
 _OFF_THE_BUS = re.compile(r"NVRM: .{0,200}?fallen off the bus", re.DOTALL)
 _GPU = re.compile(r"NVRM: .{0,80}?(?P<pci>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.\d)?)")
 _KILLED = re.compile(
-    r"(?:Memory cgroup o|O)ut of memory: Killed process (?P<pid>\d+) \((?P<name>[^)]*)\)(?:,? total-vm:(?P<vm>\d+)kB)?"
+    r"(?:Memory cgroup o|O)ut of memory: Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)(?:,? total-vm:(?P<vm>\d+)kB)?"
     r"(?:, anon-rss:(?P<rss>\d+)kB)?"
 )
 _OOM_KILL = re.compile(

@@ -24,7 +24,7 @@ class Mark(StrEnum):
     UTILITY_FAILED = auto()  # headline: a utility call failed, the engine goes on
     REQUEST_FAILED = auto()  # headline: one request was bad, the engine goes on
     IN_REQUEST = auto()  # headline of a bare traceback of one HTTP request
-    ENGINE_STOP = auto()  # the engine core got a signal, perhaps alone
+    ENGINE_STOP = auto()  # the engine core got a signal, perhaps alone, perhaps from its own server
     STOP = auto()  # somebody asked the server to stop
     UVICORN_STOP = auto()  # the server stops: asked to, or because its engine is dead
 
@@ -92,6 +92,8 @@ MILESTONES: tuple[Milestone, ...] = (
             "capture_model",
             "load_model",
             "init_device",
+            "launch_core_engines",
+            "wait_for_engine_startup",
         )
     ),
     *(
@@ -118,7 +120,9 @@ MILESTONES: tuple[Milestone, ...] = (
         Milestone(M.STOP, K.RECORD, text, frozenset({"launcher.py"}))
         for text in ("[shutdown] API server: shutdown triggered", "Shutting down FastAPI HTTP server.")
     ),
+    Milestone(M.STOP, K.SERVER, "^C"),
     Milestone(M.ENGINE_STOP, K.RECORD, "[shutdown] EngineCore: trigger received signal=", frozenset({"core.py"})),
+    Milestone(M.ENGINE_STOP, K.RECORD, "[shutdown] Process manager: force killing remaining process", _SERVERS),
     Milestone(M.UVICORN_STOP, K.SERVER, "Shutting down"),
 )
 MARKER_NEEDLES = tuple(dict.fromkeys(each.text.strip() for each in MILESTONES))

@@ -22,7 +22,7 @@ JSON_LINES_LIMIT = 512  # lines of one JSON record (a traceback of 200 frames ha
 
 class Kind(StrEnum):
     RECORD = "record"  # a line in vLLM's own format: level, time, file and line
-    SERVER = "server"  # uvicorn's own words: "INFO:     Shutting down"
+    SERVER = "server"  # uvicorn's own words: "INFO:     Shutting down", or the terminal's: "^C"
     ACCESS = "access"  # uvicorn's access log: holds URLs, proves only that the port answers
     RAW = "raw"  # tracebacks, C++ output, progress bars, prints
     KERNEL = "kernel"  # dmesg, /dev/kmsg, journal or syslog with the tag "kernel"
@@ -64,38 +64,49 @@ _LEVEL = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
 _PROCESS = r"(?:\((?P<process>[\w:.+-]+)(?: [^()]*?)?pid=(?P<pid>\d+)[^()]{0,60}\) ?)"
 # VLLM_LOGGING_PREFIX is free text: one word that is no mere word, or bracketed groups; no quotes, and never a sentence
 _FREE = r"(?:(?=[^ ]*[\W\d_])[^\s\"'`(){}]{1,40} |(?:[\[<][^\]>\"'`]{0,40}[\]>] ?){1,2})?"
+# Whoever relays the engine's words may name the time and itself, in at most two levels of brackets (Ray Data does)
+_RELAY = (
+    r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? (?=\())?"
+    r"(?:\((?:[^()]|\((?:[^()]|\([^()]{0,60}\)){0,60}\)){1,80}\) (?=\())?"
+)
 _RECORD = re.compile(
-    rf"{_FREE}(?:\([^()]{{1,80}}\) (?=\())?(?:{_PROCESS}{_FREE})?{_LEVEL} +"
+    rf"{_FREE}{_RELAY}(?:{_PROCESS}{_FREE})?{_LEVEL} +"
     r"(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? "
     r"\[?(?P<path>[\w./-]{1,200}\.py):(?P<lineno>\d+)\] ?(?P<message>.*)",
     re.DOTALL,
 )
-_PREFIXED = re.compile(rf"{_FREE}(?:\([^()]{{1,80}}\) (?=\())?{_PROCESS}(?P<message>.*)", re.DOTALL)
+_PREFIXED = re.compile(rf"{_FREE}{_RELAY}{_PROCESS}(?P<message>.*)", re.DOTALL)
 _UVICORN = re.compile(rf"{_LEVEL}:\s{{2,10}}(?P<message>.*)", re.DOTALL)
 _ACCESS = re.compile(r'\S.{0,80}? - "[A-Z]{3,7} \S.* HTTP/1\.\d" \d{3}\b')
 
 # What docker compose, container runtimes, journald and syslog put in front of an engine's own line.
+_BSD_TIME = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?"
+_ISO_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+_HOST, _TAG = r"[\w.-]{1,80}", r"[\w./@:-]{1,60}?"
+_SYSLOG = re.compile(rf"(?:<\d+>)?(?:{_BSD_TIME}|{_ISO_TIME}) {_HOST} (?P<tag>{_TAG})(?:\[\d+\])?: ")
 _TRANSPORT = re.compile(
-    r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?"
+    rf"(?:(?:<\d+>)?{_BSD_TIME} {_HOST} {_TAG}(?:\[\d+\])?: "
+    rf"|(?:<\d+>)?{_ISO_TIME} {_HOST} {_TAG}\[\d+\]: "  # with a PID: `kubectl logs --timestamps` has words there
+    rf"|{_ISO_TIME} (?:std(?:out|err) [FP] )?"
     r"|[\w.-]{1,60} +\| "
     r"|\[pod/[^\]]{1,120}\] )+"
-)
-_SYSLOG = re.compile(
-    r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
-    r" [\w.-]{1,80} (?P<tag>[\w./@:-]{1,60}?)(?:\[\d+\])?: "
 )
 _DMESG = re.compile(
     r"(?:(?:kern|user|daemon) *:\w+ *: )?(?:<\d+>)?\[ *\d+\.\d+(?:, *\d+)?\] ?"
     r"|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] "
 )
 _KMSG = re.compile(r"\d{1,4},\d+,\d+,[^;]{1,40};")
-_BARE_KERNEL = re.compile(r"\s*NVRM: |(?:Memory cgroup o|O)ut of memory: Killed process \d+ \(|oom-kill:constraint=")
+_BARE_KERNEL = re.compile(r"\s*NVRM: |(?:Memory cgroup o|O)ut of memory: Kill(?:ed)? process \d+ \(|oom-kill:constraint=")
+_INTERRUPT = "^C"  # a terminal echoes Ctrl+C and breaks no line
+_ECHOES = re.compile(r"(?:\^C)+")
 _PROGRESS = re.compile(r"[^\n]{0,200}?\d+%[^\n]{0,200}?(?:it/s|s/it)[^\]\n]{0,60}\]\s?")
 
 
 def parse(line: str) -> tuple[Record, ...]:
     """The records of one line, without its newline: one for text, one a line of message and traceback for JSON."""
     text = _ANSI.sub("", line[:LINE_LIMIT]).rstrip("\r\n").lstrip("\0")
+    if echo := _ECHOES.match(text):
+        return (Record(Kind.SERVER, _INTERRUPT), *parse(text[echo.end() :]))
     if text.startswith("{"):
         return _parse_json(text) or (Record(Kind.RAW, text),)
     if kernel := _parse_kernel(text):
@@ -129,7 +140,8 @@ def _parse_kernel(text: str) -> Record | None:
 
 
 def _parse_engine(text: str) -> Record:
-    text = _without_transport(text)
+    if match := _TRANSPORT.match(text):
+        text = text[match.end() :]
     if match := _RECORD.match(text) or _behind_a_bar(text):
         process, pid = match["process"] or "", int(match["pid"] or 0)
         file = match["path"].rsplit("/", 1)[-1]
@@ -151,22 +163,15 @@ def _behind_a_bar(text: str) -> re.Match[str] | None:
     return _RECORD.match(text, bar.end()) if bar else _RECORD.match(text, text.rfind("\r") + 1)
 
 
-def _without_transport(text: str) -> str:
-    if match := _TRANSPORT.match(text):
-        text = text[match.end() :]
-    if match := _SYSLOG.match(text):
-        text = text[match.end() :]
-    return text
-
-
 def _parse_json(text: str) -> tuple[Record, ...]:
     """`--logging-config.formatter json`: one object a record, uvicorn's too, with a traceback in `exc_info`."""
     try:
         entry = json.loads(text)
     except (ValueError, RecursionError):
         return ()
-    if isinstance(entry.get("log"), str):  # Docker's json-file driver wraps each line
-        return parse(entry["log"])
+    for key in ("log", "MESSAGE"):  # Docker's json-file driver and `journalctl -o json` wrap each line
+        if isinstance(entry.get(key), str):
+            return parse(entry[key])
     level = str(entry.get("levelname") or entry.get("level") or "").upper()
     if not level or not ("message" in entry or "exc_info" in entry):
         return ()

@@ -12,10 +12,11 @@ import re
 from vllm_watchdog.core.places import STARTING, Phase, Place, Row, row
 from vllm_watchdog.core.records import Record
 
-__all__ = ["ROWS", "STARTUP_CLASSES", "Phase", "Row", "best_row"]
+__all__ = ["ONLY_AT_START", "ROWS", "STARTUP_CLASSES", "Phase", "Row", "best_row"]
 
 P = Place
 _CORE_CLIENT, _WATCH_DOG = frozenset({"core_client.py"}), frozenset({"watch_dog.py"})
+_CORE = frozenset({"async_llm_engine.py", "core.py", "engine.py"})  # the process that steps
 _SHM, _SCHEDULER = frozenset({"shm_broadcast.py"}), frozenset({"scheduler.py"})
 
 ROWS: tuple[Row, ...] = (
@@ -48,8 +49,10 @@ ROWS: tuple[Row, ...] = (
         "Search for `cudaErrorIllegalAddress'", "Search for `cudaErrorAssert'", "Search for `cudaErrorLaunchFailure'",
         "Search for `cudaErrorMisalignedAddress'", "HIP error: an illegal memory access was encountered"),
     row("cuda_fault", 72, P.NATIVE, "Triton Error [CUDA]: ", "AcceleratorError: CUDA error: "),
-    # a kernel failed, not why; where the engine tells more about its death, that names the incident
-    row("cuda_fault", 45, P.NATIVE, "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED"),
+    row("cuda_fault", 72, P.RAISED, "CUDA error: ", "CUDA driver error: ", "CUBLAS_STATUS_EXECUTION_FAILED",
+        files=_CORE),
+    # a worker's word on a kernel, which tells not why; the engine's own account of its death names the incident
+    row("cuda_fault", 45, P.NATIVE, "CUDA error: CUBLAS_STATUS_", "CUBLAS_STATUS_EXECUTION_FAILED"),
     row("cuda_fault", 45, P.LINE, "terminate called after throwing an instance of 'c10::"),
     # start-up
     row("hf_auth", 76, P.RAISED, "GatedRepoError: ", "You are trying to access a gated repo", phases=STARTING),
@@ -60,7 +63,8 @@ ROWS: tuple[Row, ...] = (
     row("model_not_found", 75, P.LINE, "  Value error, Invalid repository ID or local directory specified",
         phases=STARTING),
     row("compile_failure", 75, P.RAISED, "torch._inductor.exc.", "torch._dynamo.exc.", "InductorError: ",
-        "BackendCompilerFailed: ", "Triton Error [CUDA]: device kernel image is invalid"),
+        "BackendCompilerFailed: ", "Triton Error [CUDA]: device kernel image is invalid",
+        "CUDA error: no kernel image is available for execution on the device"),
     row("hf_auth", 71, P.RAISED, "401 Client Error", "403 Client Error", phases=STARTING),
     row("hf_network", 70, P.RAISED, "We couldn't connect to 'https://", "LocalEntryNotFoundError: ",
         "ConnectionError: *NameResolutionError(", "NameResolutionError: ", "ConnectError: *name resolution",
@@ -103,7 +107,8 @@ ROWS: tuple[Row, ...] = (
     row("nccl_error", 65, P.NATIVE, "NCCL error: unhandled system error", "NCCL error: unhandled cuda error",
         "NCCL error: remote process exited or there was a network error", "NCCL error: ", "NCCL error in: ",
         "DistBackendError: NCCL error"),
-    row("step_timeout", 60, P.RAISED, "RPC call to *timed out.",
+    row("step_timeout", 60, P.RAISED, "RPC call to execute_model timed out.", "RPC call to sample_tokens timed out.",
+        "RPC call to execute_dummy_batch timed out.", "RPC call to take_draft_token_ids timed out.",
         "Engine iteration timed out. This should never happen!"),
     row("engine_stall", 58, P.NOTE, "[Watchdog]Dumped stack to *due to feed timeout", files=_WATCH_DOG),
     row("shm_stall", 10, P.NOTE, "No available shared memory broadcast block found in ", "No available block found in ",
@@ -146,6 +151,7 @@ ROWS += tuple(
         (_NO_MODULE, (": No module named vllm", ": Error while finding module specification for ")),
     )
 )
+ONLY_AT_START = tuple({each.class_: None for each in ROWS if each.phases == STARTING})
 STARTUP_CLASSES = frozenset(each.class_ for each in ROWS if each.phases == STARTING or each.class_.startswith("startup_"))
 
 

@@ -17,7 +17,7 @@ from vllm_watchdog.core.findings import KERNEL_RANK, NOTHING, STALLS, Finding, I
 from vllm_watchdog.core.kernel import KernelLog
 from vllm_watchdog.core.markers import Mark
 from vllm_watchdog.core.records import Kind, Record, Stream, parse, stream_of
-from vllm_watchdog.core.signatures import Phase, Row, best_row
+from vllm_watchdog.core.signatures import ONLY_AT_START, Phase, Row, best_row
 
 __all__ = ["HEAD_LINES", "Finding", "Phase", "Reader", "Stream", "Verdict", "classify"]
 
@@ -78,7 +78,6 @@ class Reader:
         if self.stream is Stream.KERNEL:
             return None
         if record.kind is Kind.ACCESS:
-            self._in_request = False
             self._serving()
             return None
         if mark := markers.mark_of(record):
@@ -102,7 +101,7 @@ class Reader:
             return self._read_stall(record)
         if row.recoverable and context is Mark.UTILITY_FAILED:
             return None
-        if row.recoverable and (context is Mark.WORKER_FAILED or (self._in_request and record.raw)):
+        if row.recoverable and (context is Mark.WORKER_FAILED or (record.raw and self.phase is Phase.SERVING)):
             self._incident.suspect(self._finding(row.class_, row.rank, record.message))
             return None
         return self._prove(row.class_, row.rank, record.message)
@@ -133,7 +132,6 @@ class Reader:
         elif mark in markers.STARTS:
             self._note_start(mark)
         elif mark in (Mark.STEP_FAILED, Mark.IN_REQUEST):
-            self._in_request = mark is Mark.IN_REQUEST
             self._serving()
 
     def _note_start(self, mark: Mark) -> None:
@@ -154,6 +152,8 @@ class Reader:
             self.stop_requested()
 
     def _serving(self) -> None:
+        if self.phase is Phase.UNKNOWN:     # the text began inside a request's traceback
+            self._incident.drop(ONLY_AT_START)
         if self.phase in (Phase.UNKNOWN, Phase.STARTUP):
             self.phase = Phase.SERVING
 
@@ -178,7 +178,6 @@ class Reader:
     def _forget(self) -> None:
         self._incident.clear()
         self._engine_asked = False  # the engine core was signalled: alone, or with the whole group
-        self._in_request = False    # inside the traceback of one HTTP request
         self._stalls = self._zeros = self._silent = 0
 
     # -- what only repetition proves

@@ -134,7 +134,8 @@ def next_deadline(world: World) -> float:
 
 
 def remembered(world: World) -> Memory:
-    """What the next daemon must know."""
+    """What the next daemon must know.  A human who stops this one forgives what failed: the next start tries again."""
+    forgiven = world.stopping
     return Memory(
         boot_id=world.boot_id,
         engines=tuple(
@@ -142,9 +143,9 @@ def remembered(world: World) -> Memory:
                 name=engine.name,
                 generation=engine.generation,
                 wanted=engine.life.wanted,
-                failures=engine.life.failures,
-                held=(engine.life.doom or engine.blame) if engine.phase is Phase.HELD else "",
-                why=engine.why if engine.phase is Phase.HELD else "",
+                failures=() if forgiven else engine.life.failures,
+                held=(engine.life.doom or engine.blame) if engine.phase is Phase.HELD and not forgiven else "",
+                why=engine.why if engine.phase is Phase.HELD and not forgiven else "",
             )
             for engine in world.engines
         ),

@@ -28,14 +28,14 @@ body_bytes_per_s = 64 << 10  # slower than this a body gets no more time
 class Downstream(asyncio.Protocol):
     """`private`: this is the operators' socket."""
 
-    __slots__ = ("_buffer", "_buffer_paused", "_deadline", "_flow", "_gate", "_parts", "_size", "_take", "_up", "exchange",
-                 "paused_at", "private", "transport")
+    __slots__ = ("_buffer", "_buffer_paused", "_charged", "_deadline", "_flow", "_gate", "_parts", "_size", "_take", "_up",
+                 "exchange", "paused_at", "private", "transport")
 
     def __init__(self, gate: Dispatcher, private: bool = False) -> None:
         self._gate, self.private = gate, private
         self._buffer = b""
         self._parts: list[bytes] = []
-        self._size = 0
+        self._size, self._charged = 0, 0        # bytes of the body that came; of them, kept here
         self._flow: Framing | None = None
         self._take: Callable[[bytes], None] = self._read_head
         self._up: Upstream | None = None
@@ -49,18 +49,26 @@ class Downstream(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self._deadline = self._gate.now() + self._gate.plan.head_timeout_s
         if not self._gate.admit(self):
-            self.refuse(errors.TOO_MANY_CONNECTIONS)
+            self._take = _nowhere
+            self._gate.metrics.refused(errors.TOO_MANY_CONNECTIONS)
+            self.transport.write(errors.response(errors.TOO_MANY_CONNECTIONS, keep_alive=False))
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         self._take(data)
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, _: Exception | None) -> None:
         exchange, self.exchange = self.exchange, None
         self._take, self._parts, self._buffer, self._up = _nowhere, [], b"", None
         self._gate.forget(self)
         self._release_bytes()
         if exchange is not None:
             exchange.cancel()
+
+    @property
+    def paused(self) -> bool:
+        """The client doesn't read as fast as the engine writes."""
+        return self.paused_at != inf
 
     def pause_writing(self) -> None:
         self.paused_at = self._gate.now()
@@ -75,10 +83,11 @@ class Downstream(asyncio.Protocol):
     # -- a request's head
 
     def _read_head(self, data: bytes) -> None:
-        seen = len(self._buffer)
-        buffer = (self._buffer + data).lstrip(b"\r\n") if seen or data[:1] in b"\r\n" else data
-        at = buffer.find(END, max(0, seen - 3))
-        if at < 0:
+        buffer = self._buffer + data if self._buffer else data
+        if buffer[:1] in b"\r\n":
+            buffer = buffer.lstrip(b"\r\n")
+        at = buffer.find(END)
+        if not 0 <= at <= HEAD_LIMIT:
             self._incomplete(buffer)
             return
         self._buffer = buffer[at + 4 :]
@@ -111,6 +120,7 @@ class Downstream(asyncio.Protocol):
             return
         if head.expects and not self._buffer:
             self.transport.write(CONTINUE)
+        self._size = 0
         self._flow = Chunked() if head.chunked else Length(head.length or 0)
         self._deadline = self._gate.now() + plan.body_timeout_s
         if exchange.kind is Kind.OTHER:
@@ -132,6 +142,7 @@ class Downstream(asyncio.Protocol):
         end = self._count(data, self._parts)
         if end is None or self.exchange is None:
             return
+        self._charged += len(data)
         if not self._gate.charge(len(data)):
             self.refuse(errors.NO_MEMORY)
         elif end >= 0:
@@ -152,7 +163,8 @@ class Downstream(asyncio.Protocol):
 
     def _count(self, data: bytes, parts: list[bytes] | None) -> int | None:
         """As Framing.feed; None: the request was refused."""
-        assert self._flow is not None
+        if self._flow is None:
+            return None
         try:
             end = self._flow.feed(data, parts)
         except FramingError as error:
@@ -166,8 +178,8 @@ class Downstream(asyncio.Protocol):
         return end
 
     def _release_bytes(self) -> None:
-        self._gate.charge(-self._size)
-        self._size = 0
+        self._gate.charge(-self._charged)
+        self._charged = 0
 
     def stream_to(self, upstream: Upstream) -> None:
         """The engine is connected: the body may pass."""
@@ -183,10 +195,11 @@ class Downstream(asyncio.Protocol):
         self.transport.resume_reading()
 
     def pause_body(self) -> None:
-        self.transport.pause_reading()
+        if self._up is not None:
+            self.transport.pause_reading()
 
     def resume_body(self) -> None:
-        if not self._buffer_paused:
+        if self._up is not None:
             self.transport.resume_reading()
 
     def _read_ahead(self, data: bytes) -> None:
@@ -221,11 +234,23 @@ class Downstream(asyncio.Protocol):
         if self._take == self._read_head:
             self._take_buffer()
 
+    def broken(self, delimited: bool) -> None:
+        """Half a response is out: its framing shows that it is short, or else a reset must."""
+        self.exchange = None
+        if delimited:
+            self.transport.close()
+        else:
+            self.transport.abort()
+
     def refuse(self, refusal: errors.Refusal) -> None:
         """Answers and closes; whatever else the client sends is read and dropped for a while."""
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
+            begun = exchange.phase == "begun"
             exchange.cancel()
+            if begun:
+                self.transport.abort()      # two answers to one request would be worse than half of one
+                return
         self._gate.metrics.refused(refusal)
         self.transport.write(errors.response(refusal, keep_alive=False))
         self._close(True)

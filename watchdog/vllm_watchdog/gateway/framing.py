@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Protocol
 
 CRLF = b"\r\n"
@@ -78,6 +79,18 @@ class Chunked:
             raise FramingError("trailers without an end")
         self._left, self._tail = 0, data[at:]
         return -1
+
+
+class Unchunked:
+    """Writes what the chunks carry, for a client of HTTP/1.0, which knows no chunks."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write, self._chunks = write, Chunked()
+
+    def __call__(self, data: bytes) -> None:
+        payload: list[bytes] = []
+        self._chunks.feed(data, payload)
+        self._write(b"".join(payload))
 
 
 class Length:

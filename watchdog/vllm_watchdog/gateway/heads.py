@@ -73,6 +73,9 @@ class ResponseHead:
         return self.status in BODILESS or self.status < 200 or (self.length == 0 and not self.chunked)
 
 
+NO_ANSWER = ResponseHead(b"", 0, [], False, 0, False, False, False)     # yet
+
+
 class _Reader:
     """What httptools calls back."""
 
@@ -203,14 +206,12 @@ def parse_response(raw: bytes) -> ResponseHead:
 
 def encode_response(head: ResponseHead, http11: bool, keep_alive: bool) -> bytes:
     """For the client: `http11` is its version; `keep_alive`: its connection stays open after this response."""
-    if head.as_is and http11 and keep_alive:
+    if (head.as_is and http11 and keep_alive) or head.status == SWITCHING:
         return head.raw
     start = b"HTTP/1.1" + head.raw[8:head.raw.index(b"\r\n")]
     lines = [start, *map(b"%b: %b".__mod__, head.pairs)]
     if head.chunked and http11:
         lines.append(b"Transfer-Encoding: chunked")
-    if head.status == SWITCHING:
-        lines.append(b"Connection: Upgrade")
-    elif not keep_alive or not http11:
+    if not keep_alive or not http11:
         lines.append(b"Connection: keep-alive" if keep_alive else b"Connection: close")
     return b"\r\n".join(lines) + END

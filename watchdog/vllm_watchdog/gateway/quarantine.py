@@ -79,15 +79,13 @@ class Quarantine:
     def judge(self, present: Sequence[Present], at: float) -> dict[int, Verdict]:
         """One death, and everyone who was there: a verdict for each id.  Remembers what is refused."""
         verdicts = dict.fromkeys((one.id for one in present), Verdict.INNOCENT)
-        prime = max(present, key=lambda one: one.tokens, default=None)
-        if prime is not None and prime.tokens >= self.suspect_tokens:
+        long = [one for one in present if one.tokens >= self.suspect_tokens]
+        if long:
+            prime = max(long, key=lambda one: one.tokens)
             verdicts |= {one.id: Verdict.SUSPECT for one in present if one.digest == prime.digest}
             self._remember(prime, Verdict.SUSPECT, at)
-            prime_named = True
-        else:
-            prime_named = False
         again = [one for one in present if one.deaths and verdicts[one.id] is Verdict.INNOCENT]
-        if len(again) == 1 and not prime_named:
+        if len(again) == 1 and not long:
             verdicts[again[0].id] = Verdict.REFUSED
             self._remember(again[0], Verdict.REFUSED, at)
         else:
@@ -100,7 +98,7 @@ class Quarantine:
 
     def clear(self, digest: str | None = None) -> int:
         """Forgets one, or all; how many that were."""
-        found = [digest] if digest in self._entries else [] if digest else list(self._entries)
+        found = [each for each in self._entries if digest in (None, each)]
         for each in found:
             del self._entries[each]
         return len(found)

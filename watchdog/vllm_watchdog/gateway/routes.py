@@ -38,7 +38,8 @@ GENERATION_PATHS = frozenset({
     "/generate", "/inference/v1/generate", "/generative_scoring", "/invocations",
 })
 READ_PATHS = frozenset({
-    "/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/completions/render", "/v1/chat/completions/render", "/ping",
+    "/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/completions/render", "/v1/chat/completions/render",
+    "/ping",
 })
 
 
@@ -94,9 +95,9 @@ def model_of(body: bytes) -> str | None:
 
     Inside a JSON string the quotes are escaped, so a prompt can't pretend to be the key.
     """
-    found = set(MODEL.findall(body))
+    found: set[bytes] = set(MODEL.findall(body))
     if len(found) == 1 and b"\\" not in (only := found.pop()):
-        return only.decode("utf-8", "replace")
+        return str(only, "utf-8", "replace")
     if not found or len(body) > PARSE_LIMIT:
         return None
     try:

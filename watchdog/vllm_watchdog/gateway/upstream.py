@@ -35,11 +35,15 @@ class Upstream(asyncio.Protocol):
         self.exchange: Exchange | None = None
         self.fresh, self.reusable, self.lost = True, True, False
         self.idle_at = 0.0
-        self.write: Callable[[bytes], None] = _nowhere      # where the body goes
+        self.write: Callable[[bytes], object] = _nowhere      # where the body goes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self._pool.open.add(self)
+
+    @property
+    def insertable(self) -> bool:
+        return self._flow is not None and self._flow.insertable
 
     def begin(self, exchange: Exchange, head: bytes, body: bytes) -> None:
         """Sends a request."""
@@ -110,7 +114,7 @@ class Upstream(asyncio.Protocol):
             self.reusable = False       # it says more than was asked
         self._release()
         if exchange is not None:
-            exchange.on_end(self)
+            exchange.on_end()
 
     def _release(self) -> None:
         self._flow, self.exchange, self.write, self.fresh = None, None, _nowhere, False
@@ -136,14 +140,14 @@ class Upstream(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.lost = True
         self._pool.drop(self)
-        exchange, flow = self.exchange, self._flow
+        exchange, complete, insertable = self.exchange, isinstance(self._flow, UntilClose) and error is None, self.insertable
         self.exchange, self._flow, self.write = None, None, _nowhere
         if exchange is None:
             return
-        if isinstance(flow, UntilClose) and error is None:
-            exchange.on_end(self)
+        if complete:
+            exchange.on_end()
         else:
-            exchange.on_lost(self.fresh, flow is not None and flow.insertable)
+            exchange.on_lost(self.fresh, insertable)
 
     def pause_writing(self) -> None:
         if self.exchange is not None:
@@ -197,8 +201,14 @@ class Pool:
 
     async def connect(self) -> Upstream:
         """Raises OSError, TimeoutError."""
-        async with asyncio.timeout(connect_s):
-            _, upstream = await self._loop.create_connection(lambda: Upstream(self), self.target.host, self.target.port)
+        upstream = Upstream(self)
+        try:
+            async with asyncio.timeout(connect_s):
+                await self._loop.create_connection(lambda: upstream, self.target.host, self.target.port)
+        except BaseException:       # cancelled after the connection was made: it has no other owner
+            if upstream in self.open:
+                upstream.abort()
+            raise
         return upstream
 
 

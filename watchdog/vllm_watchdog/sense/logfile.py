@@ -16,11 +16,13 @@ BLOCK = 256 * 1024      # bytes a read: what sense.scan was measured fastest wit
 
 
 class LogFile:
-    """`offset`: bytes of the file that were read.  A file that does not exist yet is empty."""
+    """`offset`: bytes of the file that were read.  A file that does not exist yet is empty, as is one that can't be read:
+    `trouble` says why, in one clause."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
+        self.trouble = ""
         self._fd: int | None = None
         self._copy: int | None = None               # descriptor of a rotated copy that is not read to its end
 
@@ -44,11 +46,18 @@ class LogFile:
             return block
         if not self._opened() or self._fd is None:
             return b""
-        block = os.pread(self._fd, BLOCK, self.offset)
+        block = self._block(self._fd)
         if not block and self._renewed():
-            block = os.pread(self._fd, BLOCK, self.offset)
+            block = self._block(self._fd)
         self.offset += len(block)
         return block
+
+    def _block(self, fd: int) -> bytes:
+        try:
+            return os.pread(fd, BLOCK, self.offset)
+        except OSError as error:
+            self.trouble = error.strerror or type(error).__name__
+            return b""
 
     def skip_to_end(self) -> None:
         self._drop_copy()
@@ -89,15 +98,19 @@ class LogFile:
             try:
                 self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
-                return False
-        return True
+                self.trouble = ""
+            except OSError as error:
+                self.trouble = error.strerror or type(error).__name__
+            else:
+                self.trouble = ""
+        return self._fd is not None
 
     def _renewed(self) -> bool:
         """At the end: was the file cut short, or has another one with text in it taken its name?  Then begin there."""
         if self.size < self.offset:
             self.offset = 0
             return True
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             there = self.path.stat()
             if there.st_ino != self.inode and there.st_size:
                 self.close()
@@ -106,7 +119,7 @@ class LogFile:
         return False
 
     def _read_copy(self, copy: int) -> bytes:
-        if block := os.pread(copy, BLOCK, self.offset):
+        if block := self._block(copy):
             self.offset += len(block)
             return block
         self._drop_copy()

@@ -70,6 +70,7 @@ class LogTail:
         self._pending: list[Finding] = []
         self._found_at = self._grew_at = self._rotate_at = self._save_at = 0.0
         self._saved: Place | None = None
+        self._trouble = ""
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._woken, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"log-{engine}", daemon=True)
@@ -119,6 +120,7 @@ class LogTail:
 
     def _turn(self) -> bool:
         """One bounded step.  True: there may be more to read at once."""
+        self._complain()
         self._skip_what_is_too_much()
         more = all(self._read() for _ in range(TURN_BLOCKS))    # ends at the first empty read
         at = self._clock()
@@ -205,6 +207,13 @@ class LogTail:
 
     # -- limits
 
+    def _complain(self) -> None:
+        """A log that can't be read costs its findings, never the watching: said once."""
+        trouble = self._file.trouble
+        if trouble and trouble != self._trouble:
+            log.warning("log.unreadable path=%s error=%s", self._file.path, trouble)
+        self._trouble = trouble
+
     def _skip_what_is_too_much(self) -> None:
         if not self._file.rotating and (unread := self._file.size - self._file.offset) > BEHIND:
             log.warning("log.skipped path=%s bytes=%d", self._file.path, unread)
@@ -245,6 +254,6 @@ def _load(path: Path) -> Place | None:
     try:
         place = Place(**json.loads(path.read_text()))
         Phase(place.phase)
-    except (FileNotFoundError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError):
         return None
     return place

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.core.scenes import WALL, Scene, finding, mark, metrics, plan
+
+from vllm_watchdog.core import commands as c
+from vllm_watchdog.core import events as e
+from vllm_watchdog.core.advance import HANDLERS, advance
+from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.plan import Limits, Plan
+from vllm_watchdog.core.policy import Phase
+from vllm_watchdog.core.readings import Health, Holder, Unknown
+
+M, OLD = mark("primary#1"), mark("primary#0")
+MINE, NGINX = Holder(100, "vllm", M), Holder(7, "nginx")
+SOLO = plan(backup=False)
+
+
+def loading() -> Scene:
+    scene = Scene(SOLO)
+    scene.feed(e.Spawned(0.1, M, 100))
+    return scene
+
+
+def probe(scene: Scene, at: float, health: Health, *owners: Holder) -> None:
+    scene.feed(e.Probed(at, M, health, owners))
+
+
+def test_every_event_has_a_handler() -> None:
+    kinds = {kind for kind in vars(e).values() if isinstance(kind, type) and issubclass(kind, e.Event)} - {e.Event}
+    assert set(HANDLERS) == kinds
+
+
+def test_the_same_world_and_event_give_the_same_answer() -> None:
+    world = Scene(plan()).world
+    event = e.Exited(5.0, M, 1)
+    assert advance(world, event) == advance(world, event)
+
+
+@pytest.mark.parametrize("event", [
+    e.Spawned(5.0, OLD, 9), e.SpawnFailed(5.0, OLD, "spawn_failed", "x"), e.Exited(5.0, OLD, 1), e.Emptied(5.0, OLD),
+    e.Dumped(5.0, OLD, "x", "y"), e.Probed(5.0, OLD, Health.OK, (NGINX,)), e.Answered(5.0, OLD, False, 1.0),
+    e.Scraped(5.0, OLD, metrics(1)), e.Exited(5.0, mark("stranger#1"), 1), e.Exited(5.0, mark("backup#0"), 1),
+], ids=lambda event: type(event).__name__)
+def test_what_another_generation_did_is_history(event: e.Event) -> None:
+    scene = Scene(plan()).serve()
+    engines = scene.world.engines
+    scene.feed(event)
+    assert scene.world.engines == engines
+
+
+def test_time_alone_changes_nothing_but_the_time() -> None:
+    scene = Scene(SOLO).serve()
+    world = scene.world
+    scene.at(5.0)
+    assert (scene.latest, scene.world) == ((), replace(world, at=5.0))
+
+
+def test_a_dump_of_a_running_engine_is_answered_and_the_engine_asked_to_leave() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.LogRead(5.0, M, (finding("oom_runtime"),)))
+    scene.feed(e.Dumped(6.0, M, scene.world.incidents[0].id, "incidents/a"))
+    assert scene.only(c.Term).mark == M
+
+
+def test_a_spawn_is_said_and_its_pid_kept() -> None:
+    scene = loading()
+    assert (scene.engine().pid, scene.engine().active_at, scene.phase()) == (100, 0.1, Phase.LOADING)
+    assert scene.said("engine.spawned") == [{"engine": "primary#1", "pid": "100"}]
+
+
+def test_a_stranger_on_the_port_is_held_and_named() -> None:
+    scene = Scene(SOLO)
+    scene.feed(e.SpawnFailed(0.1, M, "port_stranger", "port 8100 is held by PID 7 (nginx)"))
+    scene.feed(e.LogRead(0.2, M, drained=True))
+    assert scene.phase() is Phase.HELD and scene.world.incidents[0].text == "port 8100 is held by PID 7 (nginx)"
+    assert scene.said("engine.spawn_failed") == [
+        {"engine": "primary#1", "class_": "port_stranger", "why": "port 8100 is held by PID 7 (nginx)"}]
+
+
+def test_a_spawn_that_failed_for_another_reason_is_tried_again() -> None:
+    scene = Scene(SOLO)
+    scene.feed(e.SpawnFailed(0.1, M, "spawn_failed", "too many processes"))
+    scene.feed(e.LogRead(0.2, M, drained=True))
+    assert scene.phase() is Phase.STARTING and scene.world.incidents[0].class_ == "spawn_failed"
+
+
+def test_an_exit_is_said_with_its_code_and_phase() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Exited(5.0, M, -9))
+    assert scene.said("engine.exited") == [{"engine": "primary#1", "code": "-9", "phase": "serving"}]
+    assert scene.engine().exit_code == -9
+
+
+def test_emptiness_is_said_with_the_orphans_that_were_ended() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Exited(5.0, M, -9))
+    scene.feed(e.Emptied(5.1, M, (Holder(12, "VLLM::EngineCore", M),)))
+    assert scene.said("engine.emptied") == [{"engine": "primary#1", "killed": "PID 12 (VLLM::EngineCore), ours: primary#1"}]
+
+
+def test_a_clock_that_was_stepped_is_said_and_dates_what_follows() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.ClockSet(5.0, WALL - 3600.0))
+    assert scene.said("clock.stepped") == [{"by_s": "-3600.0"}]
+    scene.crash("primary", 10.0)
+    assert scene.world.incidents[0].wall_opened == WALL - 3600.0 + 10.0
+
+
+def test_a_stop_asks_every_engine_to_leave() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.StopAsked(5.0, "SIGTERM"))
+    assert scene.only(c.Term).mark == M and scene.world.stopping
+    assert scene.said("daemon.stopping") == [{"by": "SIGTERM"}]
+    assert scene.world.strays_until == 35.0
+
+
+def test_a_stop_of_no_engine_is_a_stop() -> None:
+    scene = Scene(Plan())
+    scene.feed(e.StopAsked(5.0, "SIGTERM"))
+    assert scene.only(c.Quit)
+
+
+# -- evidence
+
+def test_a_finished_bundle_is_kept_with_its_incident() -> None:
+    scene = Scene(SOLO).serve()
+    scene.crash("primary", 5.0)
+    incident = scene.world.incidents[0].id
+    scene.feed(e.Dumped(6.0, M, incident, "incidents/a", ("stacks", "ps")))
+    assert scene.world.incidents[0].evidence == ("incidents/a",)
+    assert scene.world.incidents[0].timeline[-1].text == "incidents/a; without stacks; without ps"
+    assert scene.said("evidence.done") == [{"incident": incident, "folder": "incidents/a", "missing": "stacks, ps"}]
+
+
+def test_a_bundle_of_no_open_incident_is_only_said() -> None:
+    scene = Scene(SOLO).serve()
+    scene.crash("primary", 5.0)
+    scene.feed(e.Dumped(6.0, None, "snapshot", "incidents/b"))
+    assert scene.world.incidents[0].evidence == () and scene.said("evidence.done")
+
+
+# -- readiness
+
+def test_an_engine_is_ready_when_its_own_process_answers() -> None:
+    scene = loading()
+    probe(scene, 30.1, Health.OK, MINE)
+    engine = scene.engine()
+    assert (engine.phase, engine.ready_at, engine.pulse.since, engine.health) == (Phase.SERVING, 30.1, 30.1, Health.OK)
+    assert scene.said("engine.ready") == [{"engine": "primary#1", "after_s": "30.1"}]
+
+
+def test_a_child_of_ours_may_own_the_port() -> None:
+    scene = loading()
+    probe(scene, 30.0, Health.OK, Holder(150, "worker", M))
+    assert scene.phase() is Phase.SERVING
+
+
+def test_an_answer_whose_owner_nobody_knows_is_not_readiness() -> None:
+    scene = loading()
+    probe(scene, 30.0, Health.OK)
+    assert scene.phase() is Phase.LOADING
+
+
+@pytest.mark.parametrize(("owner", "name"), [
+    (NGINX, "PID 7 (nginx)"), (Holder(99, "vllm", OLD), "PID 99 (vllm), ours: primary#0"),
+    (Holder(0, ""), "a process we may not look at")])
+def test_a_stranger_who_answers_is_named_and_the_engine_held(owner: Holder, name: str) -> None:
+    scene = loading()
+    probe(scene, 30.0, Health.OK, MINE, owner)
+    assert scene.phase() is Phase.DUMPING and scene.engine().life.doom == "port_stranger"
+    assert scene.engine().why == f"port 8100 is served by {name}, not by primary#1"
+
+
+def test_a_stranger_beside_an_engine_that_serves_is_told_and_nothing_stopped() -> None:
+    scene = Scene(SOLO).serve()
+    probe(scene, 30.0, Health.OK, MINE, NGINX)
+    assert scene.phase() is Phase.SERVING
+    incident = scene.world.incidents[0]
+    assert (incident.class_, incident.urgency) == ("port_stranger", Urgency.CRITICAL)
+    assert incident.text == "port 8100 is shared with PID 7 (nginx): it takes part of the requests"
+
+
+def test_an_engine_that_serves_is_not_ready_a_second_time() -> None:
+    scene = loading()
+    probe(scene, 30.0, Health.OK, MINE)
+    probe(scene, 31.0, Health.OK, MINE)
+    assert len(scene.said("engine.ready")) == 1 and scene.engine().ready_at == 30.0
+
+
+@pytest.mark.parametrize("health", [Health.REFUSED, Health.DEAD, Health.SILENT, Health.ODD])
+def test_while_loading_no_answer_is_wrong(health: Health) -> None:
+    scene = loading()
+    for second in range(1, 300):
+        probe(scene, float(second), health)
+    assert scene.phase() is Phase.LOADING and not scene.world.incidents
+
+
+@pytest.mark.parametrize("health", [Health.REFUSED, Health.DEAD])
+def test_an_api_that_is_down_for_ten_seconds_is_dead(health: Health) -> None:
+    scene = Scene(SOLO).serve()
+    probe(scene, 5.0, health)
+    probe(scene, 14.9, health)
+    assert scene.phase() is Phase.SERVING
+    probe(scene, 15.0, health)
+    assert scene.phase() is Phase.DUMPING
+    assert (scene.engine().cause, scene.engine().why) == ("api_unreachable", f"/health {health} for 10 s")
+
+
+@pytest.mark.parametrize("health", [Health.SILENT, Health.ODD, Health.OK])
+def test_any_other_answer_begins_the_ten_seconds_anew(health: Health) -> None:
+    scene = Scene(SOLO).serve()
+    probe(scene, 5.0, Health.DEAD)
+    probe(scene, 10.0, health, MINE)
+    probe(scene, 16.0, Health.DEAD)
+    assert scene.phase() is Phase.SERVING and scene.engine().ill_since == 16.0
+
+
+def test_a_silent_api_is_the_hang_verdicts_business() -> None:
+    scene = Scene(SOLO).serve()
+    for second in range(100):
+        probe(scene, float(second), Health.SILENT)
+    assert scene.phase() is Phase.SERVING
+
+
+def test_before_the_process_is_there_nobody_can_be_unreachable() -> None:
+    scene = Scene(plan(backup=False, limits=Limits(spawn_s=60)))
+    for second in range(1, 50):
+        probe(scene, float(second), Health.REFUSED)
+    assert scene.phase() is Phase.STARTING and not scene.world.incidents
+
+
+def test_the_answers_of_an_engine_that_is_being_stopped_do_not_matter() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.StopAsked(5.0, "x"))
+    probe(scene, 20.0, Health.DEAD)
+    assert scene.engine().health is Health.OK
+
+
+# -- tokens
+
+def test_why_a_probe_proves_nothing_is_said_once() -> None:
+    scene = Scene(SOLO).serve()
+    for at, answer in ((1.0, Unknown(1.0, "404")), (2.0, Unknown(2.0, "404")), (3.0, Unknown(3.0, "401")), (4.0, True)):
+        scene.feed(e.Answered(at, M, answer, 0.1))
+    assert [said["why"] for said in scene.said("probe.proves_nothing")] == ["404", "401"]
+
+
+def test_a_scrape_is_kept_and_moves_the_pulse() -> None:
+    scene = Scene(SOLO).serve()
+    scene.scrape(1, at=1.0)
+    scene.scrape(2, at=2.0)
+    assert scene.engine().metrics == metrics(2) and scene.engine().pulse.moved_at == 2.0
+    scene.feed(e.Scraped(3.0, M, Unknown(3.0, "refused")))
+    assert scene.engine().metrics == Unknown(3.0, "refused") and scene.engine().pulse.moved_at == 2.0

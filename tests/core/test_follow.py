@@ -1,0 +1,500 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from tests.core.scenes import Scene, finding, gpu, mark, metrics, plan
+
+from vllm_watchdog.core import commands as c
+from vllm_watchdog.core import events as e
+from vllm_watchdog.core import follow, incidents
+from vllm_watchdog.core.failover import Side
+from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.memory import Memory
+from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Thresholds
+from vllm_watchdog.core.policy import Phase
+from vllm_watchdog.core.readings import Unknown
+from vllm_watchdog.core.world import next_deadline
+
+M = mark("primary#1")
+CARD = {"gpus": (0,), "share": 0.8}
+
+
+def fails(scene: Scene, *ats: float, engine: str = "primary") -> Scene:
+    for at in ats:
+        scene.crash(engine, at)
+        scene.at(scene.engine(engine).life.deadline if scene.phase(engine) is Phase.BACKOFF else at)
+        if scene.phase(engine) is Phase.STARTING:
+            scene.serve(engine)
+    return scene
+
+
+def on_backup(**options: object) -> Scene:
+    """Failed over at 20 after two failures, and served by the backup since."""
+    scene = fails(Scene(plan(**options)).serve(), 10.0, 20.0)
+    assert scene.world.services[0].side is Side.BACKUP
+    return scene.serve("backup")
+
+
+# -- the gate
+
+def test_an_engine_waits_for_a_sample_that_was_taken_since() -> None:
+    scene = Scene(plan(**CARD), at=5.0)
+    assert scene.phase() is Phase.RELEASING
+    scene.gpus(5.0, gpu(1))
+    assert scene.phase() is Phase.STARTING
+
+
+def test_a_sample_of_before_does_not_count() -> None:
+    scene = Scene(plan(**CARD))
+    scene.gpus(0.0, gpu(1))
+    scene.serve()
+    scene.gpus(9.9, gpu(1))
+    scene.crash("primary", 10.0)
+    assert scene.phase() is Phase.RELEASING
+    scene.gpus(10.1, gpu(1))
+    assert scene.phase() is Phase.STARTING
+
+
+def test_a_sensor_that_says_it_is_blind_is_not_waited_for_but_one_that_said_nothing_yet_is() -> None:
+    scene = Scene(plan(**CARD))
+    scene.at(1.0)
+    assert scene.phase() is Phase.RELEASING
+    scene.blind(2.0)
+    assert scene.phase() is Phase.STARTING
+
+
+def test_a_card_without_room_is_looked_at_again_and_again_for_a_minute() -> None:
+    scene = Scene(plan(**CARD))
+    for tenth in range(1, 700):
+        scene.gpus(tenth / 10, gpu(50))
+    looks = len(scene.all(c.SampleGpus))
+    assert 300 <= looks <= 601
+    assert next_deadline(scene.world) == 120.0, "afterwards the schedule does"
+    scene.gpus(500.0, gpu(1))
+    assert scene.phase() is Phase.STARTING
+
+
+def test_nobody_looks_when_nobody_waits() -> None:
+    scene = Scene(plan(**CARD))
+    scene.gpus(0.05, gpu(1))
+    assert scene.world.look_at == inf
+    assert next_deadline(scene.world) == 0.05 + 15
+
+
+def test_a_wait_that_is_given_up_ends_the_looking() -> None:
+    scene = Scene(plan(**CARD))
+    scene.feed(e.StopAsked(0.05, "x"))
+    assert scene.world.look_at == inf and scene.only(c.Quit)
+
+
+def test_the_backup_waits_until_the_primary_has_left_the_card() -> None:
+    scene = Scene(plan(gpus=(0,), share=0.3))
+    scene.gpus(0.0, gpu(1))
+    scene.serve()
+    scene.ask("failover")
+    scene.gpus(5.0, gpu(30))
+    assert scene.phase("backup") is Phase.RELEASING
+    scene.feed(e.Emptied(6.0, M))
+    assert scene.phase("backup") is Phase.STARTING
+
+
+def test_the_backup_on_another_card_does_not_wait() -> None:
+    scene = Scene(plan(gpus=(0,), backup_gpus=(1,), share=0.8))
+    scene.gpus(0.0, gpu(1), gpu(0, index=1))
+    scene.serve()
+    scene.ask("failover")
+    scene.gpus(0.1, gpu(80), gpu(0, index=1))
+    assert scene.phases() == {"primary": Phase.STOPPING, "backup": Phase.STARTING}
+
+
+# -- alive, busy, wedged
+
+def hanging(**options: object) -> Scene:
+    """Quiet from 20 on: asked at 10, not answered in ten seconds."""
+    scene = Scene(plan(backup=False, **options)).serve()
+    scene.scrape(1, at=1.0)
+    scene.at(10.0)
+    assert scene.only(c.Ask) == c.Ask(M, 10)
+    scene.feed(e.Answered(20.0, M, False, 10.0))
+    return scene
+
+
+def test_a_quiet_engine_is_suspected_and_after_its_patience_condemned() -> None:
+    scene = hanging()
+    assert scene.phase() is Phase.SUSPECT
+    scene.at(79.9)
+    assert scene.phase() is Phase.SUSPECT
+    scene.at(80.0)
+    assert scene.phase() is Phase.DUMPING
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_a_suspect_that_answers_or_whose_counters_move_serves_again(tokens: bool) -> None:
+    scene = hanging()
+    scene.feed(e.Scraped(30.0, M, metrics(2)) if tokens else e.Answered(30.0, M, True, 1.0))
+    assert scene.phase() is Phase.SERVING
+
+
+def test_tokens_that_come_with_the_deadline_save_the_engine() -> None:
+    """The loop may be late: what is known at the deadline counts, not what was known when it was set."""
+    scene = hanging()
+    scene.scrape(2, at=500.0)
+    assert scene.phase() is Phase.SERVING
+
+
+def test_a_suspect_that_nothing_can_be_proved_of_stays_suspect() -> None:
+    scene = hanging()
+    scene.feed(e.Answered(30.0, M, Unknown(30.0, "401"), 0.1))
+    assert scene.phase() is Phase.SUSPECT
+    scene.at(80.0)
+    assert scene.phase() is Phase.DUMPING
+
+
+def test_an_engine_that_no_probe_can_prove_is_never_suspected() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    for at in range(10, 500, 10):
+        scene.at(float(at))
+        if scene.engine().pulse.asked_at is not None:
+            scene.feed(e.Answered(at + 0.1, M, Unknown(at, "404"), 0.1))
+    assert scene.phase() is Phase.SERVING
+    assert [said["why"] for said in scene.said("probe.proves_nothing")] == ["404"]
+
+
+def test_a_refused_probe_is_asked_again_in_ten_seconds_and_not_at_once() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    for second in range(1, 60):
+        scene.at(float(second))
+        if scene.engine().pulse.asked_at is not None:
+            scene.feed(e.Answered(second + 0.001, M, False, 0.001))
+    assert len(scene.all(c.Ask)) == 5
+
+
+def test_without_counters_patience_is_five_minutes() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    scene.scrape(None, at=1.0)
+    scene.at(10.0)
+    scene.feed(e.Answered(20.0, M, False, 10.0))
+    scene.at(249.9)
+    assert scene.phase() is Phase.SERVING
+    scene.at(250.0)
+    assert scene.phase() is Phase.SUSPECT
+    scene.at(310.0)
+    assert scene.phase() is Phase.DUMPING
+
+
+def test_only_an_engine_that_serves_is_asked_for_tokens() -> None:
+    scene = Scene(plan())
+    scene.feed(e.Spawned(0.1, M, 100))
+    for at in (50.0, 100.0):
+        scene.at(at)
+    assert not scene.all(c.Ask)
+    scene.ok()
+    scene.at(109.9)
+    assert not scene.all(c.Ask)
+    scene.at(110.0)
+    assert len(scene.all(c.Ask)) == 1
+
+
+def test_one_turn_carries_a_failure_through_to_the_next_start() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    scene.feed(e.Exited(5.0, M, 1))
+    scene.feed(e.Emptied(5.0, M))
+    scene.feed(e.LogRead(5.0, M, drained=True))
+    assert [said["now"] for said in scene.said("engine.phase")][-4:] == ["settling", "backoff", "releasing", "starting"]
+
+
+def test_a_late_tick_does_not_run_through_phases_whose_time_has_not_begun() -> None:
+    scene = Scene(plan()).serve()
+    scene.feed(e.LogRead(5.0, M, (finding("oom_runtime"),)))
+    scene.at(9999.0)
+    assert scene.phase() is Phase.STOPPING and scene.engine().life.deadline == 9999.0 + 30
+
+
+def test_the_bound_on_rounds_only_puts_off_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "ROUNDS", 1)
+    scene = Scene(plan(backup=False)).serve()
+    scene.crash("primary", 5.0)
+    for _ in range(3):
+        scene.at(5.0)
+    assert scene.phase() is Phase.STARTING
+
+
+# -- failover
+
+def test_the_second_failure_within_the_window_goes_to_the_backup() -> None:
+    scene = fails(Scene(plan()).serve(), 10.0)
+    assert scene.phases() == {"primary": Phase.SERVING, "backup": Phase.STOPPED}
+    scene.feed(e.Exited(20.0, mark("primary#2"), 1))
+    assert scene.phases() == {"primary": Phase.KILLING, "backup": Phase.RELEASING}
+    assert scene.said("service.failover") == [
+        {"service": "primary", "leaving": "primary", "to": "backup", "because": "failures"}]
+
+
+def test_failures_that_are_older_than_the_window_do_not_count() -> None:
+    limits = Limits(window_s=100)
+    assert fails(Scene(plan(limits=limits)).serve(), 10.0, 110.0).world.services[0].side is Side.PRIMARY
+    assert fails(Scene(plan(limits=limits)).serve(), 10.0, 109.9).world.services[0].side is Side.BACKUP
+
+
+def test_ooms_that_are_older_than_the_window_do_not_count() -> None:
+    for second, side in ((110.0, Side.PRIMARY), (109.9, Side.BACKUP)):
+        scene = Scene(plan(limits=Limits(window_s=100), failover=FailoverPlan(after_failures=9))).serve()
+        scene.feed(e.LogRead(10.0, M, (finding("oom_runtime"),)))
+        scene.crash("primary", 10.1)
+        scene.serve()
+        scene.feed(e.LogRead(second, mark("primary#2"), (finding("oom_runtime"),)))
+        assert scene.world.services[0].side is side, second
+
+
+def test_a_failed_over_service_comes_back_when_stable_and_idle() -> None:
+    scene = on_backup()
+    for at in range(21, 619):
+        scene.scrape(1, "backup", at=float(at), running=0.0, waiting=0.0)
+    assert scene.world.services[0].side is Side.BACKUP
+    scene.scrape(1, "backup", at=620.0, running=0.0, waiting=0.0)
+    assert scene.world.services[0].side is Side.PRIMARY
+    assert scene.said("service.failback")[0]["because"] == "stable"
+    assert scene.phases() == {"primary": Phase.RELEASING, "backup": Phase.STOPPING}
+
+
+def test_after_a_failback_it_does_not_leave_again_for_failures_of_before() -> None:
+    scene = on_backup()
+    scene.scrape(1, "backup", at=605.0, running=0.0, waiting=0.0)
+    scene.at(620.0)
+    scene.crash("backup", 621.0)
+    scene.serve()
+    scene.at(700.0)
+    assert scene.world.services[0].side is Side.PRIMARY
+    scene.crash("primary", 800.0)
+    scene.at(scene.engine().life.deadline)
+    scene.serve()
+    assert scene.world.services[0].side is Side.PRIMARY, "one failure is answered by a restart"
+    scene.crash("primary", 900.0)
+    assert scene.world.services[0].side is Side.BACKUP
+
+
+@pytest.mark.parametrize("gauges", [{"running": 1.0}, {"waiting": 1.0}, {"running": None}, {"waiting": None}])
+def test_it_does_not_come_back_while_busy_or_while_nobody_can_tell(gauges: dict[str, float | None]) -> None:
+    scene = on_backup()
+    for at in range(21, 900):
+        scene.scrape(1, "backup", at=float(at), **({"running": 0.0, "waiting": 0.0} | gauges))
+    assert scene.world.services[0].side is Side.BACKUP
+
+
+def test_it_does_not_come_back_while_metrics_are_unknown() -> None:
+    scene = on_backup()
+    scene.at(5000.0)
+    assert scene.world.services[0].side is Side.BACKUP
+
+
+def test_it_does_not_come_back_to_a_primary_whose_budget_is_spent() -> None:
+    limits = Limits(budget=1)
+    scene = fails(Scene(plan(limits=limits)).serve(), 10.0, 20.0)
+    scene.serve("backup")
+    for at in range(21, 900):
+        scene.scrape(1, "backup", at=float(at))
+    assert scene.world.services[0].side is Side.BACKUP
+
+
+def test_a_held_primary_is_left_for_the_backup_and_a_held_backup_for_the_primary() -> None:
+    scene = Scene(plan())
+    scene.feed(e.Spawned(0.0, M, 100))
+    scene.crash("primary", 1.0, finding("bad_args"))
+    assert scene.said("service.failover")[0]["because"] == "held"
+    scene.feed(e.Spawned(1.0, mark("backup#1"), 200))
+    scene.crash("backup", 2.0, finding("bad_args"))
+    assert scene.phases() == {"primary": Phase.HELD, "backup": Phase.HELD}
+
+
+def test_a_held_backup_sends_the_service_back_to_a_primary_that_may_still_be_tried() -> None:
+    scene = on_backup()
+    scene.crash("backup", 30.0, finding("bad_args"))
+    assert scene.world.services[0].side is Side.PRIMARY and scene.phase() is Phase.STARTING
+    assert scene.said("service.failback")[0]["because"] == "backup_held"
+
+
+@pytest.mark.parametrize("class_", ["cuda_hw", "cuda_init", "xid_reset", "xid_node"])
+@pytest.mark.parametrize(("backup_gpus", "tried"), [((0,), False), ((1,), True)])
+def test_the_backup_is_not_tried_on_the_card_that_was_lost(class_: str, backup_gpus: tuple[int, ...], tried: bool) -> None:
+    scene = Scene(plan(gpus=(0,), backup_gpus=backup_gpus, share=0.8))
+    scene.gpus(0.0, gpu(1), gpu(1, index=1))
+    scene.serve()
+    scene.crash("primary", 10.0, finding(class_))
+    scene.gpus(10.1, gpu(1), gpu(1, index=1))
+    assert scene.phases() == {"primary": Phase.HELD, "backup": Phase.STARTING if tried else Phase.STOPPED}
+
+
+def test_the_backup_is_tried_on_the_card_where_the_primary_could_not_be_configured() -> None:
+    scene = Scene(plan(**CARD))
+    scene.gpus(0.0, gpu(1))
+    scene.serve()
+    scene.crash("primary", 10.0, finding("bad_args"))
+    scene.gpus(10.1, gpu(1))
+    assert scene.phase("backup") is Phase.STARTING
+
+
+@pytest.mark.parametrize(("backup_gpus", "tried"), [((0,), False), ((1,), True)])
+def test_an_unkillable_primary_keeps_its_card(backup_gpus: tuple[int, ...], tried: bool) -> None:
+    scene = Scene(plan(gpus=(0,), backup_gpus=backup_gpus, share=0.8))
+    scene.gpus(0.0, gpu(1), gpu(1, index=1))
+    scene.serve()
+    scene.feed(e.Exited(10.0, M, None))
+    scene.at(40.0)
+    assert scene.phase() is Phase.WEDGED
+    scene.gpus(40.1, gpu(1), gpu(1, index=1))
+    assert (scene.phase("backup") is Phase.STARTING) is tried
+
+
+DEGRADE = Thresholds(vram_degrade=((0, 0.9), (1, 0.9)), degrade_after_s=120)
+
+
+def test_a_card_that_stays_full_sends_the_service_to_its_backup() -> None:
+    scene = Scene(plan(**CARD, thresholds=DEGRADE))
+    scene.gpus(0.0, gpu(1))
+    scene.serve()
+    for second in range(10, 130):
+        scene.gpus(float(second), gpu(95))
+    assert scene.world.services[0].side is Side.PRIMARY
+    scene.gpus(130.0, gpu(95))
+    assert scene.said("service.failover")[0]["because"] == "degraded"
+
+
+def test_a_full_card_of_the_backup_is_no_reason_to_go_there() -> None:
+    scene = Scene(plan(gpus=(0,), backup_gpus=(1,), share=0.8, thresholds=DEGRADE))
+    scene.gpus(0.0, gpu(1), gpu(1, index=1))
+    scene.serve()
+    for second in range(10, 300):
+        scene.gpus(float(second), gpu(1), gpu(95, index=1))
+    assert scene.world.services[0].side is Side.PRIMARY
+
+
+def test_another_symptom_of_the_card_is_no_reason_to_leave() -> None:
+    scene = Scene(plan(**CARD, thresholds=Thresholds(vram_warn=((0, 0.8),))))
+    scene.gpus(0.0, gpu(1))
+    scene.serve()
+    scene.gpus(10.0, gpu(95))
+    scene.at(500.0)
+    assert scene.world.services[0].side is Side.PRIMARY
+
+
+@pytest.mark.parametrize("verb", ["pause", "stop"])
+def test_a_pause_and_a_stop_are_not_answered_by_a_failover(verb: str) -> None:
+    scene = fails(Scene(plan()).serve(), 10.0)
+    if verb == "pause":
+        scene.ask("pause")
+    else:
+        scene.feed(e.StopAsked(15.0, "SIGTERM"))
+    scene.crash("primary", 20.0)
+    scene.at(100.0)
+    assert scene.world.services[0].side is Side.PRIMARY
+    assert scene.phase("backup") is Phase.STOPPED
+
+
+# -- recovery
+
+def test_an_incident_ends_when_its_service_has_served_for_half_a_minute() -> None:
+    scene = Scene(plan()).serve()
+    scene.crash("primary", 10.0)
+    scene.now = 40.0
+    scene.serve()
+    scene.at(69.9)
+    assert scene.world.incidents
+    scene.at(70.0)
+    assert scene.said("incident.resolved") == [{"incident": "20261118T110650Z-primary-unexpected_exit"}]
+
+
+def test_a_further_symptom_puts_the_end_off() -> None:
+    scene = Scene(plan()).serve()
+    scene.feed(e.LogRead(10.0, M, (finding("shm_stall"),)))
+    scene.feed(e.LogRead(30.0, M, (finding("shm_stall"),)))
+    scene.at(59.9)
+    assert scene.world.incidents
+    scene.at(60.0)
+    assert not scene.world.incidents
+
+
+def test_an_incident_of_a_held_service_stays_open() -> None:
+    scene = Scene(plan(backup=False))
+    scene.feed(e.Spawned(0.0, M, 100))
+    scene.crash("primary", 1.0, finding("bad_args"))
+    scene.at(99999.0)
+    assert len(scene.world.incidents) == 1
+
+
+def test_an_incident_stays_open_while_a_symptom_of_it_is_left() -> None:
+    scene = Scene(plan(**CARD, thresholds=Thresholds(vram_warn=((0, 0.8),))))
+    scene.gpus(0.0, gpu(1))
+    scene.serve()
+    for at in range(10, 8000, 60):
+        scene.gpus(float(at), gpu(95))
+    assert scene.alerts() == [("opened", "vram_high")]
+
+
+def test_an_incident_of_one_service_does_not_wait_for_another() -> None:
+    scene = Scene(Plan((EnginePlan("a", 1, (0,)), EnginePlan("b", 2, (1,)))))
+    scene.gpus(0.0, gpu(0), gpu(0, index=1))
+    scene.serve("a")
+    scene.serve("b")
+    scene.crash("a", 10.0)
+    scene.crash("b", 10.0)
+    assert len(scene.world.incidents) == 2
+    scene.gpus(10.1, gpu(0), gpu(0, index=1))
+    scene.serve("a")
+    scene.at(41.0)
+    assert [incident.service for incident in scene.world.incidents] == ["b"]
+
+
+def test_an_incident_that_ended_in_this_turn_does_not_end_again() -> None:
+    old = incidents.opened("gone", "gone", 1, "oom_runtime", Urgency.CRITICAL, "why", 0.0, 0.0)
+    scene = Scene(plan(), 500.0, Memory("boot-1", incidents=(old,)))
+    assert len(scene.said("incident.resolved")) == 1
+
+
+def test_an_incident_of_the_host_needs_no_service() -> None:
+    scene = Scene(plan(backup=False))
+    scene.feed(e.KernelRead(1.0, (finding("xid_other"),)))
+    assert scene.world.incidents[0].service == "host"
+    scene.at(30.9)
+    assert scene.world.incidents
+    scene.at(31.0)
+    assert not scene.world.incidents
+
+
+# -- the end
+
+def test_a_stop_ends_when_everything_is_at_rest() -> None:
+    scene = Scene(plan()).serve()
+    scene.feed(e.StopAsked(10.0, "SIGTERM"))
+    scene.crash("primary", 11.0)
+    assert scene.only(c.Quit) == c.Quit()
+
+
+def test_a_stop_of_what_was_never_started_ends_at_once() -> None:
+    scene = Scene(plan(**CARD))
+    scene.feed(e.StopAsked(0.1, "SIGTERM"))
+    assert scene.only(c.Quit)
+
+
+def test_nobody_leaves_who_was_not_asked() -> None:
+    scene = Scene(replace(plan(), engines=()))
+    scene.at(5.0)
+    assert not scene.all(c.Quit)
+
+
+def test_a_stop_waits_for_strays_but_not_for_ever() -> None:
+    found = (e.Survivor(mark("primary#1"), 100, leader=False, age_s=5.0),)
+    scene = Scene(plan(), survivors=found)
+    scene.feed(e.StopAsked(10.0, "SIGTERM"))
+    assert next_deadline(scene.world) == 40.0 and not scene.all(c.Quit)
+    scene.at(40.0)
+    assert scene.all(c.Quit) and next_deadline(scene.world) == inf
+
+
+def test_a_stop_ends_with_the_last_stray() -> None:
+    found = (e.Survivor(mark("primary#1"), 100, leader=False, age_s=5.0),)
+    scene = Scene(plan(), survivors=found)
+    scene.feed(e.StopAsked(10.0, "SIGTERM"))
+    scene.feed(e.Emptied(11.0, mark("primary#1")))
+    assert scene.only(c.Quit)

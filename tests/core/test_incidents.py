@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.core.scenes import finding
+
+from vllm_watchdog.core.incidents import (
+    FINDINGS_KEPT,
+    TIMELINE_KEPT,
+    TOLD_S,
+    Incident,
+    Urgency,
+    joined,
+    noted,
+    opened,
+    owed,
+    proved,
+    resolved,
+    stamp,
+)
+
+W, C, PAGE = Urgency.WARNING, Urgency.CRITICAL, Urgency.PAGE
+
+
+def one(class_: str = "unexpected_exit", urgency: Urgency = C) -> Incident:
+    return opened("primary", "backup", 3, class_, urgency, "exit code 1", 100.0, 1_795_000_100.0)
+
+
+def told(incident: Incident) -> list[tuple[str, str]]:
+    return [(entry.what, entry.text) for entry in incident.timeline]
+
+
+def test_the_folder_is_fixed_when_it_opens() -> None:
+    incident = one()
+    assert incident.id == "20261118T110820Z-backup-unexpected_exit"
+    assert (incident.service, incident.engine, incident.generation) == ("primary", "backup", 3)
+    assert incident.class_ == "unexpected_exit"
+    assert (incident.opened_at, incident.touched_at, incident.wall_opened, incident.wall_resolved) == (
+        100.0, 100.0, 1_795_000_100.0, None)
+    assert told(incident) == [("opened", "unexpected_exit: exit code 1")]
+    assert incident.timeline[0].at == 100.0
+    worse = joined(incident, "oom_runtime", C, "CUDA out of memory", 101.0)
+    assert worse.id == incident.id
+
+
+def test_a_stamp_is_utc_and_sorts() -> None:
+    assert stamp(0) == "19700101T000000Z"
+
+
+def test_what_says_more_becomes_the_cause() -> None:
+    incident = joined(one(), "oom_runtime", C, "CUDA out of memory", 101.0)
+    assert (incident.class_, incident.text, incident.touched_at) == ("oom_runtime", "CUDA out of memory", 101.0)
+    assert told(incident)[-1] == ("symptom", "oom_runtime: CUDA out of memory")
+
+
+def test_a_consequence_does_not_replace_the_cause() -> None:
+    incident = joined(one("oom_runtime"), "engine_dead_v1", C, "EngineDeadError", 101.0)
+    assert (incident.class_, incident.text) == ("oom_runtime", "exit code 1")
+    assert told(incident)[-1] == ("symptom", "engine_dead_v1: EngineDeadError")
+
+
+def test_of_two_that_say_as_much_the_first_is_the_cause() -> None:
+    incident = joined(one("engine_hang"), "load_timeout", C, "not ready", 101.0)
+    assert incident.class_ == "engine_hang"
+
+
+def test_a_symptom_that_goes_on_is_one_line_a_minute() -> None:
+    incident = one("api_unreachable")
+    for second in range(1, 121):
+        incident = joined(incident, "api_unreachable", C, f"for {second} s", 100.0 + second)
+    assert TOLD_S == 60
+    assert [entry.at for entry in incident.timeline] == [100.0, 160.0, 220.0]
+    assert incident.touched_at == 220.0
+
+
+def test_two_symptoms_that_go_on_together_do_not_flood_it() -> None:
+    incident = one("api_unreachable")
+    for second in range(1, 59):
+        incident = joined(incident, ("api_unreachable", "port_stranger")[second % 2], C, "again", 100.0 + second)
+    assert len(incident.timeline) == 2
+
+
+def test_urgency_only_rises() -> None:
+    assert joined(one(urgency=C), "kv_pressure", W, "full", 101.0).urgency is C
+    assert joined(one(urgency=C), "wedged", PAGE, "survived", 101.0).urgency is PAGE
+    assert [urgency.rank for urgency in (W, C, PAGE)] == [0, 1, 2]
+
+
+def test_what_calls_a_human_says_why_even_if_the_class_was_told() -> None:
+    incident = joined(one("bad_args"), "bad_args", PAGE, "primary is held", 100.5)
+    assert told(incident)[-1] == ("symptom", "bad_args: primary is held")
+
+
+def test_a_long_timeline_keeps_its_first_and_its_last_lines() -> None:
+    incident = one()
+    for number in range(TIMELINE_KEPT + 99):
+        incident = noted(incident, 101.0 + number, "phase", str(number))
+    texts = [entry.text for entry in incident.timeline]
+    assert len(texts) == TIMELINE_KEPT
+    assert texts[:3] == ["unexpected_exit: exit code 1", "0", "1"]
+    assert texts[-2:] == [str(TIMELINE_KEPT + 97), str(TIMELINE_KEPT + 98)]
+
+
+def test_a_timeline_of_exactly_its_limit_is_whole() -> None:
+    incident = one()
+    for number in range(TIMELINE_KEPT - 1):
+        incident = noted(incident, 101.0, "phase", str(number))
+    assert [entry.text for entry in incident.timeline[1:]] == [str(number) for number in range(TIMELINE_KEPT - 1)]
+
+
+def test_proof_is_kept_once_and_not_without_end() -> None:
+    lines = tuple(finding("oom_runtime", f"line {number}") for number in range(FINDINGS_KEPT + 5))
+    incident = proved(proved(one(), lines[:2]), lines[:2])
+    assert incident.findings == lines[:2]
+    assert proved(incident, lines).findings == lines[:FINDINGS_KEPT]
+    assert proved(incident, ()) is incident
+
+
+def test_an_end_is_dated_and_said() -> None:
+    incident = resolved(one(), 160.0, 1_795_000_160.0, "calm for 30 s")
+    assert incident.wall_resolved == 1_795_000_160.0
+    assert told(incident)[-1] == ("resolved", "calm for 30 s")
+
+
+def test_an_opening_owes_one_alert() -> None:
+    assert list(owed(None, one(urgency=PAGE))) == ["opened"]
+
+
+def test_a_rise_in_urgency_owes_one_alert() -> None:
+    before = one(urgency=W)
+    assert list(owed(before, replace(before, urgency=C))) == ["worsened"]
+    assert list(owed(before, noted(before, 101.0, "phase"))) == []
+
+
+def test_an_end_owes_one_alert_also_where_it_opened_in_the_same_turn() -> None:
+    after = resolved(one(), 160.0, 1_795_000_160.0, "")
+    assert list(owed(one(), after)) == ["resolved"]
+    assert list(owed(None, after)) == ["opened", "resolved"]

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from tests.core.scenes import GIB, gpu, host, mark, metrics, tree
+
+from vllm_watchdog.core.plan import Thresholds
+from vllm_watchdog.core.symptoms import (
+    ENOUGH,
+    KEPT,
+    Change,
+    Sighting,
+    Trend,
+    Watch,
+    observe,
+    of_gpu,
+    of_host,
+    of_metrics,
+    of_tree,
+    slope,
+    with_point,
+)
+
+LEVELS = Thresholds(vram_warn=((0, 0.85),), vram_degrade=((0, 0.90),), rss_bytes=8 * GIB, rss_slope_mib_per_min=2.0)
+
+
+def seen(value: float, after_s: float = 0) -> Sighting:
+    return Sighting("vram_high", "gpu0", value, 0.85, after_s, 0.02, "")
+
+
+def watched(*values: tuple[float, float], after_s: float = 0) -> tuple[Watch, list[Change | None]]:
+    """(at, value) after (at, value), cleared after 120 s of calm."""
+    watch, changes = Watch("vram_high", "gpu0"), []
+    for at, value in values:
+        watch, change = observe(watch, at, seen(value, after_s), 120)
+        changes.append(change)
+    return watch, changes
+
+
+def test_a_watch_begins_with_nothing_seen() -> None:
+    assert Watch("a", "b") == Watch("a", "b", False, inf, inf, 0.0)
+
+
+def test_a_value_at_its_threshold_is_over_it() -> None:
+    assert watched((0, 0.85))[1] == [Change.RAISED]
+    assert watched((0, 0.8499))[1] == [None]
+
+
+def test_a_symptom_is_raised_once() -> None:
+    assert watched((0, 0.9), (1, 0.95), (2, 0.9))[1] == [Change.RAISED, None, None]
+
+
+def test_a_value_must_stay_over_its_threshold_for_long_enough() -> None:
+    assert watched((0, 0.9), (59.9, 0.9), (60, 0.9), after_s=60)[1] == [None, None, Change.RAISED]
+    assert watched((0, 0.9), (30, 0.8), (60, 0.9), (119, 0.9), (120, 0.9), after_s=60)[1][-2:] == [None, Change.RAISED]
+
+
+def test_a_symptom_clears_when_it_was_calm_for_long_enough() -> None:
+    assert watched((0, 0.9), (1, 0.8), (120.9, 0.8), (121, 0.8))[1] == [Change.RAISED, None, None, Change.CLEARED]
+
+
+def test_a_value_that_is_just_below_its_threshold_is_not_calm() -> None:
+    assert Change.CLEARED not in watched((0, 0.9), (1, 0.84), (1000, 0.84))[1]
+    assert watched((0, 0.9), (1, 0.8299), (121, 0.8299))[1][-1] is Change.CLEARED
+
+
+def test_calm_that_is_interrupted_begins_anew() -> None:
+    changes = watched((0, 0.9), (1, 0.8), (100, 0.84), (101, 0.8), (200, 0.8), (221, 0.8))[1]
+    assert changes[1:] == [None, None, None, None, Change.CLEARED]
+
+
+def test_a_symptom_that_cleared_can_be_raised_again() -> None:
+    assert watched((0, 0.9), (1, 0.8), (121, 0.8), (122, 0.9))[1][-1] is Change.RAISED
+
+
+def test_a_watch_keeps_the_value_and_since_when_it_is_over_or_calm() -> None:
+    watch, _ = watched((5, 0.9), (6, 0.91))
+    assert (watch.value, watch.above_since, watch.calm_since, watch.raised) == (0.91, 5, inf, True)
+    watch, _ = watched((5, 0.5), (6, 0.4))
+    assert (watch.value, watch.above_since, watch.calm_since, watch.raised) == (0.4, inf, 5, False)
+
+
+# -- what each reading is held against
+
+def test_a_card_is_held_against_both_levels() -> None:
+    high, degrade = of_gpu(gpu(88), LEVELS, None)
+    assert (high.class_, high.subject, high.value, high.threshold, high.after_s, high.margin) == (
+        "vram_high", "gpu0", 0.88, 0.85, 0, 0.02)
+    assert high.text == "GPU 0: 88.0% of 100.0 GiB in use, threshold 85.0%"
+    assert (degrade.class_, degrade.threshold, degrade.after_s) == ("vram_degrade", 0.90, 120)
+    assert degrade.text == "GPU 0: 88.0% of 100.0 GiB in use, threshold 90.0% for 120 s"
+
+
+def test_a_card_without_a_level_is_only_shown() -> None:
+    assert list(of_gpu(gpu(99, index=1), LEVELS, None)) == []
+
+
+def test_growth_is_held_against_the_level_after_warm_up() -> None:
+    (growth,) = of_gpu(gpu(66, index=1), LEVELS, 60 * GIB)
+    assert (growth.class_, growth.subject, growth.threshold, growth.after_s, growth.margin) == (
+        "vram_growth", "gpu1", 0.05, 60, 0.02)
+    assert growth.value == pytest.approx(0.06)
+    assert growth.text == "GPU 1: 66.0% of 100.0 GiB in use, 6.0% of the card more than after warm-up"
+
+
+def test_a_disk_is_low_when_less_is_free_than_wanted() -> None:
+    (enough,), (low,) = of_host(host(2.001), Thresholds()), of_host(host(1.999), Thresholds())
+    assert enough.value < enough.threshold and low.value > low.threshold
+    assert (low.class_, low.subject, low.after_s) == ("disk_low", "host", 0)
+    assert low.margin == pytest.approx(0.2 * GIB)
+    assert low.text == "2.0 GiB left on the log disk, wanted 2.0"
+
+
+def test_a_full_kv_cache_counts_only_while_requests_wait() -> None:
+    (idle,), (busy,) = of_metrics("e", metrics(kv=0.97), LEVELS), of_metrics("e", metrics(kv=0.97, waiting=3.0), LEVELS)
+    assert (idle.value, busy.value) == (0.0, 0.97)
+    assert (busy.class_, busy.subject, busy.threshold, busy.after_s, busy.margin) == ("kv_pressure", "e", 0.95, 60, 0.02)
+    assert busy.text == "KV cache 97% full, 3 waiting"
+    (unknown,) = of_metrics("e", metrics(kv=0.97, waiting=None), LEVELS)
+    assert unknown.value == 0.0 and unknown.text == "KV cache 97% full, 0 waiting"
+
+
+def test_an_engine_that_tells_no_kv_use_has_none_to_watch() -> None:
+    assert list(of_metrics("e", metrics(kv=None), LEVELS)) == []
+
+
+def test_resident_memory_is_held_against_its_level_and_its_slope() -> None:
+    high, leak = of_tree(tree(mark("e#1"), 9), LEVELS, 3.0)
+    assert (high.class_, high.subject, high.value, high.threshold, high.after_s) == ("rss_high", "e", 9 * GIB, 8 * GIB, 0)
+    assert high.margin == pytest.approx(0.16 * GIB)
+    assert high.text == "9.0 GiB resident, threshold 8.0"
+    assert (leak.class_, leak.value, leak.threshold, leak.after_s, leak.margin) == ("rss_leak", 3.0, 2.0, 0, 0.4)
+    assert leak.text == "resident memory grows by 3.0 MiB a minute, threshold 2.0"
+
+
+def test_memory_without_a_threshold_or_a_slope_is_only_shown() -> None:
+    assert list(of_tree(tree(mark("e#1"), 9), Thresholds(), 3.0)) == []
+    assert [sighting.class_ for sighting in of_tree(tree(mark("e#1"), 9), LEVELS, None)] == ["rss_high"]
+
+
+# -- the slope
+
+def climbing(minutes: int, mib_per_min: float) -> Trend:
+    trend = Trend()
+    for minute in range(minutes):
+        trend = with_point(trend, minute * 60, int((1000 + mib_per_min * minute) * 2**20))
+    return trend
+
+
+def test_a_trend_keeps_one_point_a_minute_and_the_last_hour() -> None:
+    trend = with_point(with_point(Trend(), 0, GIB), 59, 2 * GIB)
+    assert trend.points == ((0.0, 1024.0),)
+    assert with_point(trend, 60, GIB).points == ((0.0, 1024.0), (1.0, 1024.0))
+    hours = climbing(3 * KEPT, 1)
+    assert KEPT == 60 and len(hours.points) == 60 and hours.points[0][0] == 120
+
+
+def test_a_slope_is_unknown_until_enough_is_known() -> None:
+    assert ENOUGH == 15
+    assert slope(climbing(14, 2)) is None
+    assert slope(climbing(15, 2)) == pytest.approx(2.0)
+
+
+def test_a_slope_is_not_fooled_by_a_few_spikes() -> None:
+    points = [(float(m), 1000.0 + (5000 if m % 10 == 0 else 0)) for m in range(60)]
+    assert abs(slope(Trend(tuple(points))) or 0) < 1

@@ -1,0 +1,240 @@
+"""Where each request goes, waits, or is refused: the route and the requests come in, sends and refusals go out.
+
+The route says which engine serves a service; until one does, requests wait in the service's line.  What has been sent is
+the exchange's own business, and `deaths`'.  Never waits; what waits is a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from itertools import count
+from typing import Any, Protocol
+
+from vllm_watchdog.gateway import errors
+from vllm_watchdog.gateway.deaths import Deaths
+from vllm_watchdog.gateway.downstream import Downstream
+from vllm_watchdog.gateway.heads import RequestHead
+from vllm_watchdog.gateway.hold import Hold
+from vllm_watchdog.gateway.lines import Line, Station
+from vllm_watchdog.gateway.plan import GatewayPlan
+from vllm_watchdog.gateway.quarantine import Quarantine
+from vllm_watchdog.gateway.relay import Exchange, Phase
+from vllm_watchdog.gateway.report import Casualty, Metrics
+from vllm_watchdog.gateway.routes import Kind, Route, Service, Target, kind_of, model_of
+
+NOBODY = Service("", why="the watchdog has not said yet which engine serves")
+
+
+class Say(Protocol):
+    """One line for the log: a dotted event name and its figures.  Never blocks."""
+
+    def __call__(self, name: str, /, **fields: str | float) -> None: ...
+
+
+Handler = Callable[[Exchange], bool]
+
+
+class Dispatcher:
+    """`own(exchange)` answers what is ours to answer, and is false where that is the engine's."""
+
+    def __init__(self, plan: GatewayPlan, loop: asyncio.AbstractEventLoop, say: Say,
+                 report: Callable[[Target, list[Casualty]], None], own: Callable[[Dispatcher], Handler]) -> None:
+        self.plan, self.loop, self.say, self.now = plan, loop, say, loop.time
+        self.metrics = Metrics()
+        self.quarantine = Quarantine(plan.suspect_tokens, plan.refuse_s)
+        self.deaths = Deaths(self, self.quarantine, report)
+        self.own = own(self)
+        self.route = Route()
+        self.lines: dict[str, Line] = {}
+        self.stations: dict[Target, Station] = {}
+        self.connections: set[Downstream] = set()
+        self.exchanges: set[Exchange] = set()
+        self.draining = False
+        self._ids = count(1)
+        self._charged = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._line_of(NOBODY)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def close(self) -> None:
+        """Nothing runs any more after this."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        for station in self.stations.values():
+            station.close()
+        for down in tuple(self.connections):
+            down.transport.abort()
+
+    # -- connections and their memory
+
+    def admit(self, down: Downstream) -> bool:
+        if len(self.connections) >= self.plan.max_connections and not down.private:
+            return False
+        self.connections.add(down)
+        return True
+
+    def forget(self, down: Downstream) -> None:
+        self.connections.discard(down)
+
+    def charge(self, size: int) -> bool:
+        """Bytes of bodies in memory, or (negative) no longer.  False: more than `hold_bytes` twice."""
+        self._charged += size
+        return self._charged <= 2 * self.plan.hold_bytes
+
+    def sweep(self, at: float) -> None:
+        """Everything that has a deadline."""
+        for down in tuple(self.connections):
+            down.sweep(at)
+        for line in self.lines.values():
+            for exchange in line.hold.expire(at):
+                exchange.refuse(errors.HELD_TOO_LONG.because(line.service.why))
+        for station in self.stations.values():
+            station.pool.sweep(at)
+
+    # -- requests
+
+    def open(self, down: Downstream, head: RequestHead) -> Exchange:
+        exchange = Exchange(self, down, head, kind_of(head.method, head.path), next(self._ids))
+        self.exchanges.add(exchange)
+        self.metrics.requests += 1
+        return exchange
+
+    def submit(self, exchange: Exchange) -> None:
+        """The request is here: send it, hold it, or refuse it."""
+        if self.own(exchange):
+            return
+        if self._quarantined(exchange):
+            exchange.refuse(errors.QUARANTINED)
+            return
+        line = exchange.line = self._line(exchange)
+        station = line.open
+        in_turn = exchange.kind is not Kind.GENERATION or not len(line.hold)
+        if station is not None and in_turn and (exchange.kind is not Kind.GENERATION or line.has_room(station)):
+            self._send(exchange, station)
+        elif exchange.kind is Kind.OTHER:
+            exchange.refuse(errors.NOT_SERVING.because(line.service.why))
+        else:
+            self._hold(exchange, line)
+
+    def _quarantined(self, exchange: Exchange) -> bool:
+        if exchange.kind is not Kind.GENERATION or not len(self.quarantine):
+            return False
+        return self.quarantine.refused(exchange.digest, self.now()) is not None
+
+    def _line(self, exchange: Exchange) -> Line:
+        several = len(self.route.services) > 1
+        return self._line_of(self.route.pick(model_of(exchange.body) if several and exchange.body else None) or NOBODY)
+
+    def _line_of(self, service: Service) -> Line:
+        line = self.lines.get(service.name)
+        if line is None:
+            plan = self.plan
+            line = Line(service, Hold(plan.hold_requests, plan.hold_bytes, plan.hold_s), self.now())
+            self.lines[service.name] = line
+        line.service = service
+        return line
+
+    def _hold(self, exchange: Exchange, line: Line) -> None:
+        exchange.phase = Phase.WAITING
+        if line.hold.put(exchange, exchange.size, self.now()):
+            exchange.gap_at = self.now()
+            self.metrics.held += 1
+        elif self.plan.hold_s <= 0:
+            exchange.refuse(errors.NOT_SERVING.because(line.service.why))
+        else:
+            exchange.refuse(errors.QUEUE_FULL)
+
+    def _send(self, exchange: Exchange, station: Station) -> None:
+        station.enter(exchange)
+        exchange.send(station)
+
+    def _pump(self, line: Line) -> None:
+        while (station := line.open) is not None and line.has_room(station):
+            exchange = line.hold.take(alone=station.alone is None)
+            if exchange is None:
+                return
+            self._send(exchange, station)
+
+    def pump_all(self) -> None:
+        """Some engine came or went."""
+        for line in tuple(self.lines.values()):
+            line.mark(self.now())
+            self._pump(line)
+
+    def began(self, exchange: Exchange, status: int) -> None:
+        """The response's first bytes go out: the body is needed no more."""
+        self.metrics.began(status, self.now() - exchange.gap_at if exchange.gap_at is not None else None)
+        if exchange.kind is Kind.GENERATION:
+            exchange.remember_digest()      # an incident may ask which requests were there
+        self._drop_body(exchange)
+
+    def _drop_body(self, exchange: Exchange) -> None:
+        if exchange.body:
+            self.charge(-len(exchange.body))
+        exchange.body = None
+
+    def over(self, exchange: Exchange) -> None:
+        """It has its answer, or needs none."""
+        self.exchanges.discard(exchange)
+        self._drop_body(exchange)
+        line, station = exchange.line, exchange.station
+        if station is not None:
+            station.leave(exchange)
+            if not station.in_flight:
+                self.retire(station)
+        elif line is not None:
+            line.hold.remove(exchange)
+        if line is not None and len(line.hold):
+            self._pump(line)
+
+    # -- the route
+
+    def follow(self, route: Route) -> None:
+        """The daemon's newest word."""
+        if route == self.route:
+            return
+        self.route = route
+        for service in route.services:
+            self._line_of(service).station = self._station(service.serving) if service.serving else None
+        gone = [self.lines.pop(name) for name in tuple(self.lines) if route.service(name) is None]
+        for station in tuple(self.stations.values()):
+            if any(_supersedes(line.station, station) for line in self.lines.values()):
+                self.deaths.died(station, "a newer generation of it serves")
+            elif station.watched is not None and not self.serves(station):
+                self.deaths.died(station, "the route left it while it was in doubt")
+            self.retire(station)
+        for line in gone:
+            self.disband_if_gone(line)
+        self.pump_all()
+        self.say("gateway.route", version=route.version, **{line.service.name: str(line) for line in self.lines.values()})
+
+    def _station(self, target: Target) -> Station:
+        if target not in self.stations:
+            self.stations[target] = Station(target, self.loop)
+        return self.stations[target]
+
+    def serves(self, station: Station) -> bool:
+        return any(line.station is station for line in self.lines.values())
+
+    def retire(self, station: Station) -> None:
+        """Unless somebody needs it still."""
+        if not station.in_flight and not self.serves(station) and self.stations.get(station.target) is station:
+            del self.stations[station.target]
+            station.close()
+
+    def disband_if_gone(self, line: Line) -> None:
+        """The route has its service no more: its requests are looked at again."""
+        if self.lines.get(line.service.name) is not line:
+            for exchange in tuple(line.hold):
+                line.hold.remove(exchange)
+                self.submit(exchange)
+
+
+def _supersedes(new: Station | None, old: Station) -> bool:
+    return new is not None and new.target.engine == old.target.engine and new.target.generation > old.target.generation

@@ -1,0 +1,346 @@
+"""One request's way: from the client to an engine, perhaps to a second one, and exactly one response back.
+
+    READING ─> WAITING ─> SENT ─> BEGUN ─> DONE        DOUBTED: the engine gave no answer, or an error that may be its last;
+                 ^          │                          what it said is kept back until it is known whether it died
+                 └─ DOUBTED ┘
+
+A response has begun when its first body byte went to the client; until then its head is kept back too, because vLLM sends
+the head of a stream before it has read the prompt.  Waits at most `patience_s`, for that verdict; the client's leaving
+ends it in any phase.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from enum import StrEnum, auto
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from vllm_watchdog.gateway import errors
+from vllm_watchdog.gateway.framing import Unchunked
+from vllm_watchdog.gateway.heads import (
+    NO_ANSWER,
+    SWITCHING,
+    RequestHead,
+    ResponseHead,
+    encode_request,
+    encode_response,
+)
+from vllm_watchdog.gateway.routes import Kind
+
+if TYPE_CHECKING:
+    from vllm_watchdog.gateway.dispatch import Dispatcher
+    from vllm_watchdog.gateway.downstream import Downstream
+    from vllm_watchdog.gateway.lines import Line, Station
+    from vllm_watchdog.gateway.upstream import Upstream
+
+patience_s = 1.5                            # vLLM's port closes within 1 s after its last 500 (seen on 0.24 and 0.32)
+last_words_s = {500: patience_s, 502: patience_s, 503: 0.3}     # 503 is also vLLM's "queue full": don't sit on it
+hung_up_s = 0.3                             # the kernel closes a dead process's port at once
+kept_limit = 64 << 10                       # bytes of a doubted response
+resend_limit = 1                            # to an engine that lives but hung up
+ERROR_EVENT = re.compile(rb'(?:[0-9A-Fa-f]+\r\n)?(?:event: ?error\r?\n)?data: ?\{"error"')   # a stream's only event
+
+
+class Phase(StrEnum):
+    READING = auto()
+    WAITING = auto()
+    SENT = auto()
+    DOUBTED = auto()
+    BEGUN = auto()
+    DONE = auto()
+
+
+class Exchange:
+    """`body` None: it is streamed, or no longer needed.  `gap_at`: since when it has waited for an engine.
+    `reached`: the engine may have seen it, so it may be why the engine died."""
+
+    __slots__ = ("_answer", "_broken", "_digest", "_ended", "_gate", "_kept", "_resent", "_task", "_timer", "_upstream",
+                 "alone", "at", "body", "deaths", "down", "gap_at", "head", "id", "kind", "line", "phase", "reached", "size",
+                 "station")
+
+    def __init__(self, gate: Dispatcher, down: Downstream, head: RequestHead, kind: Kind, id_: int) -> None:
+        self._gate, self.down, self.head, self.kind, self.id = gate, down, head, kind, id_
+        self.at = gate.now()
+        self.phase = Phase.READING
+        self.body: bytes | None = None
+        self.size, self.deaths, self._resent = 0, 0, 0
+        self.alone, self.reached = False, False
+        self.gap_at: float | None = None
+        self.line: Line | None = None
+        self.station: Station | None = None
+        self._digest = ""
+        self._upstream: Upstream | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._forget_answer()
+
+    def _forget_answer(self) -> None:
+        self._answer: ResponseHead = NO_ANSWER
+        self._kept: list[bytes] = []
+        self._ended, self._broken = False, False
+
+    @property
+    def repeatable(self) -> bool:
+        return self.kind is not Kind.OTHER and not self.head.no_replay
+
+    @property
+    def digest(self) -> str:
+        self.remember_digest()
+        return self._digest
+
+    def remember_digest(self) -> None:
+        """Of the body, before it is dropped."""
+        if not self._digest and self.body is not None:
+            self._digest = blake2b(self.body, digest_size=16).hexdigest()
+
+    # -- towards the engine
+
+    def ready(self, body: bytes) -> None:
+        """The request is here whole."""
+        self.body, self.size = body, len(body)
+        self._gate.charge(self.size)
+        self._gate.submit(self)
+
+    def stream(self) -> None:
+        """Its body is passed on as it comes."""
+        self.size = self.head.length or 0
+        self._gate.submit(self)
+
+    def send(self, station: Station) -> None:
+        self.station, self.phase = station, Phase.SENT
+        upstream = station.pool.take() if self.repeatable else None     # a stale connection could swallow it
+        if upstream is not None:
+            self._send_on(upstream)
+        else:
+            self._connect(station)
+
+    def _connect(self, station: Station) -> None:
+        self._task = self._gate.spawn(self._connecting(station))
+
+    async def _connecting(self, station: Station) -> None:
+        try:
+            upstream = await station.pool.connect()
+        except (OSError, TimeoutError) as error:
+            self._task = None
+            self._gate.deaths.no_connection(self, station, isinstance(error, ConnectionRefusedError))
+        else:
+            self._task = None
+            self._send_on(upstream)
+
+    def _send_on(self, upstream: Upstream) -> None:
+        self._upstream, self.reached = upstream, True
+        upstream.begin(self, encode_request(self.head, self.body), self.body or b"")
+        if self.body is None:
+            self.down.stream_to(upstream)
+
+    # -- the engine's answer
+
+    def on_interim(self, head: ResponseHead) -> None:
+        if head.status != 100 and self.head.http11:     # we have answered Expect ourselves
+            self.down.transport.write(head.raw)
+
+    def on_head(self, upstream: Upstream, head: ResponseHead) -> None:
+        self._answer = head
+        upstream.write = self._first
+        if self._suspicious() and head.status in last_words_s:
+            self._doubt(last_words_s[head.status])
+        elif not self.repeatable:
+            self._begin(b"")
+        if head.status == SWITCHING:
+            self._begin(b"")
+            self.down.tunnel_to(upstream)
+
+    def _suspicious(self) -> bool:
+        """An error of this request may be an engine's last words."""
+        return self.kind is Kind.GENERATION and self.repeatable
+
+    def _first(self, data: bytes) -> None:
+        if self._answer.event_stream and self._suspicious() and ERROR_EVENT.match(data):
+            self._doubt(patience_s)
+            self._keep(data)
+        else:
+            self._begin(data)
+
+    def _begin(self, data: bytes) -> None:
+        if self.phase is Phase.BEGUN:
+            return
+        self.phase = Phase.BEGUN
+        self._gate.began(self, self._answer.status)
+        head = encode_response(self._answer, self.head.http11, self._keeps_alive())
+        write: Callable[[bytes], object] = self.down.transport.write
+        if self._answer.chunked and not self.head.http11:
+            write(head)
+            write = Unchunked(self.down.transport.write)
+            write(data)
+        else:
+            write(head + data)
+        if self._upstream is not None:
+            self._upstream.write = write
+            if self.down.paused:
+                self.pause()
+
+    def _keeps_alive(self) -> bool:
+        answer = self._answer
+        delimited = answer.length is not None or answer.bodiless or self.head.method == b"HEAD" or (
+            answer.chunked and self.head.http11)
+        return self.head.keep_alive and delimited and not self.down.body_pending and not self._gate.draining
+
+    def on_end(self) -> None:
+        self._upstream = None
+        if self.phase is Phase.DOUBTED:
+            self._ended = True
+        else:
+            self._begin(b"")
+            self._finish(self._keeps_alive())
+
+    def on_lost(self, fresh: bool, insertable: bool) -> None:
+        """The connection is gone before the response was whole."""
+        self._upstream = None
+        if self.phase is Phase.BEGUN:
+            if self.station is not None:
+                self._gate.deaths.cut(self, self.station)
+            self.cut(errors.ENGINE_CUT, insertable)
+        elif self.phase is Phase.DOUBTED:
+            self._broken = True
+        elif not fresh and self.repeatable and self.station is not None:
+            self._connect(self.station)     # an idle connection that the engine has closed meanwhile
+        else:
+            self.unanswered()
+
+    def unanswered(self) -> None:
+        """Sent, and no answer will come: is the engine dead?"""
+        if self.repeatable:
+            self._broken = True
+            self._doubt(hung_up_s)
+        else:
+            self._doubt_engine()
+            self.refuse(errors.ENGINE_DIED)
+
+    def on_garbage(self) -> None:
+        self._upstream = None
+        if self.phase is Phase.BEGUN:
+            self.cut(errors.BAD_UPSTREAM, insertable=False)
+        else:
+            self.refuse(errors.BAD_UPSTREAM)
+
+    # -- doubt
+
+    def _doubt(self, wait_s: float) -> None:
+        self.phase = Phase.DOUBTED
+        self._timer = self._gate.loop.call_later(wait_s, self._lives)
+        if self._upstream is not None:
+            self._upstream.write = self._keep
+        self._doubt_engine()
+
+    def _doubt_engine(self) -> None:
+        if self.station is not None:
+            self._gate.deaths.doubt(self.station)
+
+    def _keep(self, data: bytes) -> None:
+        self._kept.append(data)
+        if self._upstream is not None and sum(map(len, self._kept)) > kept_limit:
+            self._upstream.transport.pause_reading()
+
+    def _lives(self) -> None:
+        """The engine did not die, so what it said stands."""
+        self._timer = None
+        if self._broken:
+            self._hung_up()
+            return
+        self._begin(b"".join(self._kept))
+        self._kept = []
+        if self._ended:
+            self._finish(self._keeps_alive())
+        elif self._upstream is not None and not self.down.paused:
+            self._upstream.transport.resume_reading()
+
+    def _hung_up(self) -> None:
+        if self._resent >= resend_limit or self.station is None:
+            self.refuse(errors.HUNG_UP)
+            return
+        self._resent += 1
+        self._forget_answer()
+        self.phase = Phase.SENT
+        self._connect(self.station)
+
+    def retreat(self) -> None:
+        """Its engine is dead: back to where it can be sent from again."""
+        self._leave()
+        self._forget_answer()
+        self.deaths += self.reached
+        self.phase, self.station, self.reached = Phase.WAITING, None, False
+
+    # -- the end
+
+    def pause(self) -> None:
+        if self._upstream is not None and not self._upstream.lost:
+            self._upstream.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._upstream is not None and not self._upstream.lost:
+            self._upstream.transport.resume_reading()
+
+    def cut(self, refusal: errors.Refusal, insertable: bool) -> None:
+        """A response that has begun can't be completed: say so inside it where its form allows, else break it visibly."""
+        answer = self._answer
+        self._leave()
+        if not answer.event_stream or not insertable:
+            delimited = (answer.chunked and self.head.http11) or answer.length is not None
+            self._over()
+            self.down.broken(delimited)
+        elif answer.chunked and self.head.http11:
+            self.down.transport.write(errors.chunk(errors.event(refusal)) + errors.LAST_CHUNK)
+            self._finish(self._keeps_alive())
+        else:
+            self.down.transport.write(errors.event(refusal))
+            self._finish(False)
+
+    def interrupt(self, refusal: errors.Refusal) -> None:
+        """The gateway ends."""
+        if self.phase is Phase.BEGUN:
+            self.cut(refusal, self._upstream is not None and self._upstream.insertable)
+        else:
+            self.refuse(refusal)
+
+    def refuse(self, refusal: errors.Refusal) -> None:
+        """Our own answer in the engine's place."""
+        self._answer = NO_ANSWER
+        self._gate.metrics.refused(refusal)
+        keep_alive = self._keeps_alive() and self.head.http11
+        self.down.transport.write(errors.response(refusal, keep_alive, self.head.method == b"HEAD"))
+        self._finish(keep_alive)
+
+    def reply(self, status: int, body: bytes, kind: str) -> None:
+        """An answer for the service or the gateway."""
+        keep_alive = self._keeps_alive() and self.head.http11
+        self.down.transport.write(errors.answer(status, body, kind, keep_alive, self.head.method == b"HEAD"))
+        self._finish(keep_alive)
+
+    def cancel(self) -> None:
+        """The client has gone."""
+        self._gate.metrics.cancelled += self.phase is not Phase.READING
+        self._over()
+
+    def _finish(self, keep_alive: bool) -> None:
+        down = self.down
+        self._over()
+        down.finished(keep_alive)
+
+    def _over(self) -> None:
+        self._leave()
+        self.phase = Phase.DONE
+        self._gate.over(self)
+
+    def _leave(self) -> None:
+        """Lets go of the engine; a request that it still works on is cancelled there."""
+        task, timer, upstream = self._task, self._timer, self._upstream
+        self._task, self._timer, self._upstream = None, None, None
+        if task is not None:
+            task.cancel()
+        if timer is not None:
+            timer.cancel()
+        if upstream is not None:
+            upstream.abort()

@@ -1,0 +1,98 @@
+"""What the gateway counts, and what it tells of the requests that were there when an engine died; never their text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from vllm_watchdog.gateway.errors import Refusal
+from vllm_watchdog.gateway.quarantine import tokens_of
+from vllm_watchdog.gateway.routes import Kind, Target
+
+if TYPE_CHECKING:
+    from vllm_watchdog.gateway.relay import Exchange
+
+casualty_limit = 64
+gap_buckets_s = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+STATUSES = frozenset(status.value for status in HTTPStatus)
+PREFIX = "llm_watchdog_gateway_"
+
+
+@dataclass(frozen=True, slots=True)
+class Casualty:
+    """A request at an engine's death.  `verdict`: replayed, held, suspect, refused or cut."""
+
+    id: int
+    bytes: int
+    age_s: float
+    begun: bool
+    hash: str
+    tokens_estimated: int
+    verdict: str
+
+    def with_verdict(self, verdict: str) -> Casualty:
+        return replace(self, verdict=verdict)
+
+
+def casualty(exchange: Exchange, at: float, verdict: str) -> Casualty:
+    begun = exchange.phase == "begun"
+    tokens = tokens_of(exchange.size) if exchange.kind is Kind.GENERATION else 0
+    return Casualty(exchange.id, exchange.size, round(at - exchange.at, 3), begun, exchange.digest, tokens, verdict)
+
+
+def casualties(target: Target, all_: Iterable[Casualty]) -> dict[str, Any]:
+    """The message for the daemon: suspects and the largest first, at most `casualty_limit`."""
+    ranked = sorted(all_, key=lambda one: (one.verdict not in ("suspect", "refused"), -one.bytes))
+    return {
+        "verb": "casualties", "engine": target.engine, "generation": target.generation, "in_flight": len(ranked),
+        "requests": [asdict(one) for one in ranked[:casualty_limit]],
+    }
+
+
+class Metrics:
+    """Counters since the start; labels are statuses and our own codes, so their number is bounded."""
+
+    def __init__(self) -> None:
+        self.requests = self.held = self.replayed = self.cancelled = self.deaths = 0
+        self.statuses: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.gaps: Counter[float] = Counter()
+        self.gap_sum_s = 0.0
+
+    def began(self, status: int, gap_s: float | None) -> None:
+        self.statuses[str(status) if status in STATUSES else f"{status // 100}xx"] += 1
+        if gap_s is not None:
+            self.gaps[next((edge for edge in gap_buckets_s if gap_s <= edge), float("inf"))] += 1
+            self.gap_sum_s += gap_s
+
+    def refused(self, refusal: Refusal) -> None:
+        self.statuses[str(refusal.status)] += 1
+        self.refusals[refusal.code] += 1
+
+    def render(self, now: dict[str, float]) -> str:
+        """`now`: gauges by name."""
+        lines: list[str] = []
+        for name in ("requests", "held", "replayed", "cancelled"):
+            lines += _family(f"{name}_total", "counter", [("", getattr(self, name))])
+        lines += _family("engine_deaths_total", "counter", [("", self.deaths)])
+        lines += _family("responses_total", "counter", [(f'{{code="{k}"}}', v) for k, v in sorted(self.statuses.items())])
+        lines += _family("refused_total", "counter", [(f'{{code="{k}"}}', v) for k, v in sorted(self.refusals.items())])
+        for name, value in now.items():
+            lines += _family(name, "gauge", [("", value)])
+        return "\n".join([*lines, *self._histogram(), ""])
+
+    def _histogram(self) -> list[str]:
+        """How long a request had to wait for an engine, from arrival or its first engine's death to its first byte."""
+        name, sofar = f"{PREFIX}gap_seconds", 0
+        lines = [f"# TYPE {name} histogram"]
+        for edge in (*gap_buckets_s, float("inf")):
+            sofar += self.gaps[edge]
+            lines.append(f'{name}_bucket{{le="{"+Inf" if edge == float("inf") else edge}"}} {sofar}')
+        return [*lines, f"{name}_sum {self.gap_sum_s:.6f}", f"{name}_count {sofar}"]
+
+
+def _family(name: str, kind: str, rows: Iterable[tuple[str, float]]) -> list[str]:
+    return [f"# TYPE {PREFIX}{name} {kind}", *(f"{PREFIX}{name}{labels} {value:g}" for labels, value in rows)]
