@@ -116,8 +116,8 @@ class Finder:
         return Mutant(self.module, start, end, f"({text})", what)
 
 
-def survives(mutant: Mutant) -> bool:
-    """True where no test noticed.  A mutant that makes the tests hang is noticed, too."""
+def verdict(mutant: Mutant) -> str:
+    """`killed`, `survived` where no test noticed, or `hung`, which is noticed, too."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "vllm_watchdog"
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -131,8 +131,8 @@ def survives(mutant: Mutant) -> bool:
         try:
             done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, timeout=LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
-            return False
-        return done.returncode == 0
+            return "hung"
+        return "survived" if done.returncode == 0 else "killed"
 
 
 def main() -> int:
@@ -147,10 +147,11 @@ def main() -> int:
     chosen = random.Random(given.seed).sample(every, min(given.sample, len(every)))
     began = time.monotonic()
     with ThreadPoolExecutor(given.jobs) as pool:
-        survived = [mutant.what for mutant, alive in zip(chosen, pool.map(survives, chosen), strict=True) if alive]
-    for what in survived:
-        print(f"survived  {what}")
-    killed = len(chosen) - len(survived)
+        told = list(zip(chosen, pool.map(verdict, chosen), strict=True))
+    for mutant, how in told:
+        if how != "killed":
+            print(f"{how}  {mutant.what}")
+    killed = sum(how != "survived" for _, how in told)
     print(f"{killed}/{len(chosen)} killed, of {len(every)} mutants, in {time.monotonic() - began:.0f} s")
     return 0 if killed >= given.least / 100 * len(chosen) else 1
 

@@ -236,13 +236,13 @@ def test_the_api_key_is_in_the_environment_and_never_in_a_command_line_or_a_repr
     assert "sk-hidden" not in "".join(launch.argv) + repr(launch)
 
 
-@pytest.mark.parametrize(("args", "name"), [
-    ("", "m"),
-    ('args.served-model-name = "qwen"', "qwen"),
-    ('args.served_model_name = ["a", "qwen"]', "qwen"),
+@pytest.mark.parametrize(("args", "names"), [
+    ("", ("m",)),
+    ('args.served-model-name = "qwen"', ("qwen",)),
+    ('args.served_model_name = ["a", "qwen"]', ("a", "qwen")),
 ])
-def test_requests_use_the_served_name(args: str, name: str) -> None:
-    assert read(PRIMARY + args).launches()["primary"].model == name
+def test_requests_use_the_served_names(args: str, names: tuple[str, ...]) -> None:
+    assert read(PRIMARY + args).launches()["primary"].models == names
 
 
 @pytest.mark.parametrize(("host", "url"), [

@@ -70,7 +70,7 @@ def test_status_and_history_are_answered(daemon):
 
 
 @pytest.mark.parametrize(("request_", "why"), [
-    (b'{"verb":"dance"}\n', "verb 'dance' is not known, expected events or one of status, incidents"),
+    (b'{"verb":"dance"}\n', "verb 'dance' is not known, expected one of events, route, status, casualties, incidents"),
     (b'{"verb":["status"]}\n', "is not known"), (b"{}\n", "verb 'None' is not known"),
     (b"[]\n", "expected one JSON object"),
     (b"status\n", "expected one JSON object"), (b"", "expected one JSON object"),
@@ -306,3 +306,11 @@ def test_a_killed_daemon_leaves_no_lock_and_its_engines_do_not_inherit_one(tmp_p
         lock = Lock.acquire(path)       # although the engine still runs
         assert path.read_text() == f"{os.getpid()}\n"
         lock.release()
+
+
+def test_a_reader_of_the_route_gets_the_last_one_at_once_and_then_each_change(daemon):
+    daemon.control.publish({"version": 1}, "route")
+    with closing(stream(daemon.path, {"verb": "route"}, 5.0)) as lines:
+        assert next(lines) == {"version": 1}
+        daemon.control.publish({"version": 2}, "route")
+        assert next(lines) == {"version": 2}

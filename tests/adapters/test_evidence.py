@@ -42,7 +42,7 @@ class Bench:
         self.posted: queue.Queue[Dumped] = queue.Queue()
         self.launch = Launch(
             "primary", ("vllm", "serve", "m", "--api-key", "hush-hush-1"), (("HF_TOKEN", "hf-secret-2"),), folder,
-            "127.0.0.1", 1, "m", SecretStr("top-secret-3"), self.log,
+            "127.0.0.1", 1, ("m",), SecretStr("top-secret-3"), self.log,
         )
         self.instance = f"evidence{os.getpid()}"
 

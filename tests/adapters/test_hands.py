@@ -54,7 +54,7 @@ class Bench:
     def launch(self, code: str, **changes: object) -> Launch:
         values: dict[str, object] = {
             "name": "primary", "argv": (sys.executable, "-c", code), "env": (), "cwd": self.folder, "host": "127.0.0.1",
-            "port": 1, "model": "m", "api_key": None, "log_path": self.log,
+            "port": 1, "models": ("m",), "api_key": None, "log_path": self.log,
         }
         return Launch(**(values | changes))  # type: ignore[arg-type]
 

@@ -178,6 +178,14 @@ def test_failures_of_before_a_failback_do_not_send_the_service_away_again() -> N
     assert scene.phases() == {"primary": Phase.LOADING, "backup": Phase.STOPPED}
 
 
+def test_the_failure_that_changed_sides_has_had_its_answer() -> None:
+    known = memory(EngineMemory("primary", 3, True, (100.0, 200.0)), services=(ServiceMemory("primary", False, 200.0),))
+    scene = Scene(plan(), 1000.0, known, (survivor("primary#3"),))
+    scene.ok()
+    scene.crash("primary", 1001.0)
+    assert scene.phase("backup") is Phase.STOPPED
+
+
 def test_a_change_of_sides_before_a_reboot_is_no_instant_of_this_boot() -> None:
     known = memory(boot_id="boot-0", services=(ServiceMemory("primary", on_backup=True, turned_at=9e6),))
     scene = Scene(plan(), 5.0, known)

@@ -298,6 +298,14 @@ def test_it_does_not_come_back_to_a_primary_whose_budget_is_spent() -> None:
     assert scene.world.services[0].side is Side.BACKUP
 
 
+def test_it_comes_back_to_a_primary_that_has_a_try_left() -> None:
+    scene = fails(Scene(plan(limits=Limits(budget=2))).serve(), 10.0, 20.0)
+    scene.serve("backup")
+    for at in range(21, 900):
+        scene.scrape(1, "backup", at=float(at))
+    assert scene.world.services[0].side is Side.PRIMARY
+
+
 def test_a_held_primary_is_left_for_the_backup_and_a_held_backup_for_the_primary() -> None:
     scene = Scene(plan())
     scene.feed(e.Spawned(0.0, M, 100))

@@ -97,6 +97,11 @@ def test_others_on_its_cards_are_named_unless_they_are_small_or_its_own() -> Non
     assert [row.holder.pid for row in others_on(PRIMARY, cards, mine)] == [2, 5]
 
 
+def test_half_a_gibibyte_is_small() -> None:
+    """A display server or a bare CUDA context."""
+    assert SMALL_BYTES == GIB // 2
+
+
 def test_holders_are_told_the_largest_first() -> None:
     card = gpu(9, (1, "a", None, 1), (2, "b", None, None), (3, "c", None, 5))
     assert [row.holder.pid for row in holders(card)] == [3, 1, 2]

@@ -99,6 +99,17 @@ def test_when_nothing_is_left_the_rest_of_the_log_is_read_before_anything_is_dec
         assert (after.phase, actions) == (P.SETTLING, (Do.DRAIN,))
 
 
+@pytest.mark.parametrize("phase", [P.LOADING, P.SUSPECT])
+def test_patience_that_is_at_its_end_takes_evidence_first(phase: Phase) -> None:
+    after, actions = step(State(phase, wanted=True, deadline=9), Event(9, S.TIMEOUT), QUICK)
+    assert (after.phase, actions, after.charged) == (P.DUMPING, (Do.DUMP,), True)
+
+
+@pytest.mark.parametrize("phase", [P.RELEASING, P.BACKOFF])
+def test_a_wait_for_what_nobody_wants_is_given_up(phase: Phase) -> None:
+    assert step(State(phase, wanted=True, deadline=9), Event(5, S.UNWANT), QUICK) == (State(), ())
+
+
 def test_a_second_engine_is_never_spawned_beside_the_first() -> None:
     for before, event, _, actions in WALK:
         assert not (before.phase in HAS_CHILD and Do.SPAWN in actions), (before, event)
@@ -319,6 +330,10 @@ def test_backoff_spreads_over_hosts_and_is_the_same_in_a_replay() -> None:
     assert waits == [backoff(3, Limits(backoff_max_s=1000), f"{host}/primary") for host in range(200)]
     assert max(waits) / min(waits) > 1.4
     assert 3.2 <= min(waits) < max(waits) < 4.8
+
+
+def test_a_journal_of_any_version_is_folded_with_the_same_waits() -> None:
+    assert [backoff(n, Limits(), "0/primary") for n in (2, 3, 4)] == pytest.approx([2.0216, 3.7136, 8.5824])
 
 
 def test_a_phase_waits_with_the_seed_it_was_given() -> None:

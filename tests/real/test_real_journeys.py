@@ -103,7 +103,7 @@ def test_a_long_prefill_that_moves_no_counter_is_never_taken_for_a_hang(host: Re
     before = untroubled(host)
     counted = host.metric("primary", "vllm:prompt_tokens_total")
     began, seen, frozen, served = time.time(), set(), 0.0, []
-    client = Thread(target=lambda: served.append(host.complete("primary", 1, "xyz " * 17_500, 300)))
+    client = Thread(target=lambda: served.append(host.complete("primary", 1, "xyz " * 27_500, 300)))
     client.start()
     while client.is_alive():
         time.sleep(0.5)
@@ -113,7 +113,7 @@ def test_a_long_prefill_that_moves_no_counter_is_never_taken_for_a_hang(host: Re
     assert served == [200]
     assert frozen > sum(HANG.values()), f"the counters stood still for {frozen:.0f} s only: this proves nothing"
     assert untroubled(host) == before
-    figures("prefill of 70,000 tokens", note=f"not restarted; no counter moved for {frozen:.0f} s, judged {judged(seen)}")
+    figures("prefill of 110,000 tokens", note=f"not restarted; no counter moved for {frozen:.0f} s, judged {judged(seen)}")
 
 
 def test_the_next_daemon_adopts_what_a_killed_one_left(host: RealWatchdog, figures: Figures) -> None:

@@ -26,6 +26,7 @@ from vllm_watchdog.config_sections import (
     Engine,
     Evidence,
     Failover,
+    Gateway,
     Hang,
     Levels,
     Restart,
@@ -40,10 +41,12 @@ from vllm_watchdog.config_sources import (
     from_file,
 )
 from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Thresholds
-from vllm_watchdog.launch import UNSET, Arg, Launch, command_line, environment, served_name
+from vllm_watchdog.gateway_plan import MIB, GatewayPlan
+from vllm_watchdog.launch import UNSET, Arg, Launch, command_line, environment, served_names
 
 __all__ = ["ConfigError", "Launch", "Settings", "load"]
 
+ROUTE_FILE = "route.json"       # in state_dir: the daemon writes it, the gateway reads it
 SEARCHED = (Path("config.toml"), Path("/etc/llm-watchdog/config.toml"))
 
 
@@ -58,6 +61,7 @@ class Settings(BaseSettings):
     failover: Failover = Failover()
     evidence: Evidence = Evidence()
     alerts: Alerts = Alerts()
+    gateway: Gateway = Gateway()
 
     def engine(self, name: str) -> Engine:
         """One engine with all that it inherits.  Raises KeyError for a name that is not configured."""
@@ -131,10 +135,21 @@ class Settings(BaseSettings):
             cwd=Path.cwd(),
             host=engine.host,
             port=engine.port,
-            model=served_name(engine.model, args),
+            models=served_names(engine.model, args),
             api_key=engine.api_key,
             log_path=self.daemon.log_dir / f"{name}.log",
             gpus=engine.gpus,
+        )
+
+    def gateway_plan(self) -> GatewayPlan:
+        """What the gateway runs by."""
+        asked, state = self.gateway, self.daemon.state_dir
+        return GatewayPlan(
+            host=asked.host, port=asked.port, control=self.daemon.socket, route_file=state / ROUTE_FILE,
+            admin=state / "gateway.sock", hold_s=asked.hold_s, hold_requests=asked.hold_requests,
+            hold_bytes=asked.hold_mib * MIB, max_body_bytes=asked.max_body_mib * MIB,
+            max_connections=asked.max_connections, suspect_tokens=asked.suspect_tokens, refuse_s=asked.refuse_s,
+            drain_s=asked.drain_s,
         )
 
     def warnings(self) -> tuple[str, ...]:

@@ -122,6 +122,8 @@ def _ports(settings: Settings) -> Found:
     for name, engine in settings.engines.items():
         if engine.port and (other := taken.setdefault(engine.port, name)) != name:
             yield ("engines", name, "port"), f"{engine.port} is also engines.{other}.port, expected a port of its own"
+        if engine.port == settings.gateway.port and "gateway" in settings.model_fields_set:
+            yield ("engines", name, "port"), f"{engine.port} is also the port of gateway.listen, expected a port of its own"
 
 
 def _ordered(settings: Settings) -> Found:

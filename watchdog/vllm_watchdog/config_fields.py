@@ -99,6 +99,13 @@ def _secret_line(value: SecretStr) -> SecretStr:
     return value
 
 
+def _listen(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError(f"{value!r:.60} is no address, expected host:port, such as 0.0.0.0:8000")
+    return value
+
+
 READ = BeforeValidator(_read)
 Number = Field(strict=True, gt=0, allow_inf_nan=False)
 Seconds = Annotated[float, READ, Number, Field(le=DAY_S)]      # nothing that guards a service waits longer than a day
@@ -114,6 +121,7 @@ Command = Annotated[tuple[Plain, ...], READ, Field(min_length=1, max_length=100)
 Cards = Annotated[tuple[Annotated[int, Field(strict=True, ge=0, le=1023)], ...], READ, Field(max_length=64)]
 Args = dict[Annotated[str, AfterValidator(_flag)], Annotated[Any, PlainValidator(_arg)]]
 Env = dict[Annotated[str, AfterValidator(_variable)], Annotated[str, AfterValidator(_plain)]]
+Listen = Annotated[str, AfterValidator(_plain), AfterValidator(_listen)]
 Line = Annotated[str, AfterValidator(_plain)]
 Secret = Annotated[SecretStr, Field(min_length=1), AfterValidator(_secret_line)]
 Url = Annotated[SecretStr, AfterValidator(_web_address)]

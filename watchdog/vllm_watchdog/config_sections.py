@@ -22,6 +22,7 @@ from vllm_watchdog.config_fields import (
     Gib,
     Level,
     Line,
+    Listen,
     Location,
     Name,
     Number,
@@ -34,7 +35,9 @@ from vllm_watchdog.config_fields import (
     Url,
 )
 from vllm_watchdog.core.plan import Failback, FailoverPlan, Limits, Plan, Thresholds
+from vllm_watchdog.gateway_plan import MIB, GatewayPlan
 
+GATE = GatewayPlan(host="", port=0, control=Path(), route_file=Path())
 LIMITS, LEVELS, FAILOVER, PLAN = Limits(), Thresholds(), FailoverPlan(), Plan()
 GIB = 1 << 30
 
@@ -111,6 +114,28 @@ class Evidence(Section):
     min_interval_s: Seconds = PLAN.bundle_interval_s
     max_bundles: Annotated[int, READ, Field(strict=True, ge=1, le=10_000)] = 100
     max_gib: Gib = 2
+
+
+class Gateway(Section):
+    """What the data plane may hold, and for how long; its own defaults are the gateway's."""
+
+    listen: Listen = "0.0.0.0:8000"
+    hold_s: Seconds = GATE.hold_s
+    hold_requests: Annotated[int, READ, Field(strict=True, ge=1, le=100_000)] = GATE.hold_requests
+    hold_mib: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 20)] = GATE.hold_bytes // MIB
+    max_body_mib: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 20)] = GATE.max_body_bytes // MIB
+    max_connections: Annotated[int, READ, Field(strict=True, ge=1, le=1_000_000)] = GATE.max_connections
+    suspect_tokens: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 30)] = GATE.suspect_tokens
+    refuse_s: Seconds = GATE.refuse_s
+    drain_s: Seconds = GATE.drain_s
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
 
 
 class Channel(Section):

@@ -46,7 +46,7 @@ class Launch:
     """One engine, ready to be started.
 
     `env` is what the engine gets beside the inherited environment (secrets in it: never print it, see `masked_env`);
-    `model` is the name that API requests use; `gpus` are indices in PCI order, as NVML counts them.
+    `models` are the names that the API answers to; `gpus` are indices in PCI order, as NVML counts them.
     """
 
     name: str
@@ -55,10 +55,15 @@ class Launch:
     cwd: Path
     host: str
     port: int
-    model: str
+    models: tuple[str, ...]
     api_key: SecretStr | None
     log_path: Path
     gpus: tuple[int, ...] = ()
+
+    @property
+    def model(self) -> str:
+        """The name that our own requests use."""
+        return self.models[0]
 
     @property
     def url(self) -> str:
@@ -105,10 +110,10 @@ def environment(env: Mapping[str, str], gpus: Sequence[int], api_key: SecretStr 
     return tuple((cards | dict(env) | key).items())
 
 
-def served_name(model: str, args: Mapping[str, Arg]) -> str:
-    """The name that requests use.  Of several the last; vLLM answers to each."""
+def served_names(model: str, args: Mapping[str, Arg]) -> tuple[str, ...]:
+    """The names that vLLM answers to."""
     names = args.get("served-model-name", model)
-    return str(names[-1]) if isinstance(names, list) else str(names)
+    return tuple(map(str, names)) if isinstance(names, list) and names else (str(names or model),)
 
 
 def unknown_flags(argv: Iterable[str]) -> tuple[str, ...]:

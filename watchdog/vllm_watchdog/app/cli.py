@@ -64,6 +64,13 @@ def _run(options: argparse.Namespace) -> int:
         return fail(f"{error.filename or 'llm-watchdog'}: {error.strerror or error}", 1)
 
 
+def _gateway(options: argparse.Namespace) -> int:
+    plan = _settings(options).gateway_plan()
+    from vllm_watchdog.gateway.app import run
+
+    return run(plan)
+
+
 def _check_config(options: argparse.Namespace) -> int:
     from vllm_watchdog.app.check_config import check
 
@@ -207,6 +214,7 @@ def _parser() -> argparse.ArgumentParser:
         return one
 
     add("run", _run, "the daemon, in the foreground")
+    add("gateway", _gateway, "the data plane: one address in front of all engines of this host")
     add("check-config", _check_config, "validate the configuration and print each engine's full command line")
     status = add("status", _status, "engines, GPUs, route, open incidents, alert channels")
     status.add_argument("--json", action="store_true")

@@ -24,13 +24,15 @@ from vllm_watchdog.act.survey import survey
 from vllm_watchdog.app import channels
 from vllm_watchdog.app.clock import Sampling
 from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
+from vllm_watchdog.app.route import route
 from vllm_watchdog.app.samples import Samples
-from vllm_watchdog.config import Settings
+from vllm_watchdog.config import ROUTE_FILE, Settings
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core.codec import encode
 from vllm_watchdog.core.events import Booted, Event, HostSampled, StopAsked
 from vllm_watchdog.core.policy import HAS_CHILD
 from vllm_watchdog.core.report import report
+from vllm_watchdog.core.schema import CODEC
 from vllm_watchdog.core.world import World, remembered
 from vllm_watchdog.launch import Launch
 from vllm_watchdog.proc import MarkIndex, instance_of
@@ -39,7 +41,7 @@ from vllm_watchdog.sense.host import HostSense
 from vllm_watchdog.sense.kernel import KernelSense
 from vllm_watchdog.sense.logtail import LogTail
 from vllm_watchdog.sense.probe import ProbeSense
-from vllm_watchdog.tell.control import Control
+from vllm_watchdog.tell.control import ROUTE, Control
 from vllm_watchdog.tell.history import History, Reader
 from vllm_watchdog.tell.journal import Journal, iso
 from vllm_watchdog.tell.ledger import Ledger
@@ -68,6 +70,7 @@ class Daemon:
         self.samples = Samples()
         self._saved: Any = None
         self._status = ""
+        self._routed: list[dict[str, Any]] = []
         self._parts: list[Part] = []
         self._tell()
         self._sense()
@@ -100,6 +103,7 @@ class Daemon:
         self.notifier = Notifier.from_environ(os.environ)
         self.journal: Journal = self._part(Journal(daemon.log_dir / "journal", time.monotonic, time.time, tap=self._tap))
         self.store: Store = self._part(Store(daemon.state_dir / "state.json", time.monotonic, self.say))
+        self.route: Store = self._part(Store(daemon.state_dir / ROUTE_FILE, time.monotonic, self.say))
         self.history: History = self._part(History(daemon.log_dir / "history.db", time.monotonic, time.time, self.say))
         self.outbox: Outbox = self._part(Outbox(
             channels.webhooks(self.settings), Ledger(self.history), channels.writer(self.settings).payload,
@@ -107,7 +111,8 @@ class Daemon:
         self.pages: Pages = self._part(Pages(self._incidents_dir, time.monotonic, self.say))
         reader = Reader(daemon.log_dir / "history.db")
         self.control: Control = self._part(Control(
-            daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say))
+            daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
+            self._hear_casualties))
 
     def _sense(self) -> None:
         daemon, post, clock = self.settings.daemon, self.inbox.put, time.monotonic
@@ -187,10 +192,27 @@ class Daemon:
         if (memory := remembered(world)) != self._saved:
             self._saved = memory
             self.store.save(memory)
+        if (routed := route(world, self.launches)) != self._routed:
+            self._routed = routed
+            document = {"version": int(time.time() * 1000), "services": routed}
+            self.control.publish(document, ROUTE)
+            self.route.save(document)
         status = ", ".join(f"{engine.name} {engine.phase}" for engine in world.engines)
         if status != self._status:
             self._status = status
             self.notifier.status(status)
+
+    def _hear_casualties(self, said: dict[str, Any]) -> None:
+        """Raises ValueError for what is no list of casualties."""
+        requests = said.get("requests")
+        if not isinstance(requests, list) or not all(isinstance(each, dict) for each in requests):
+            raise ValueError("requests: expected a list of objects")
+        event = CODEC.decode({
+            "_": "Casualties", "at": time.monotonic(), "in_flight": said.get("in_flight"),
+            "mark": {"_": "Mark", "engine": said.get("engine"), "generation": said.get("generation")},
+            "requests": [{"_": "InFlight"} | each for each in requests],
+        })
+        self.inbox.put(event)
 
     def report(self) -> dict[str, Any]:
         return report(self.world) | {

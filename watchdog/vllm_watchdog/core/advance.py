@@ -145,6 +145,21 @@ def _scraped(turn: Turn, event: events.Scraped) -> None:
         watch_metrics(turn, engine.name, event.metrics)
 
 
+def _casualties(turn: Turn, event: events.Casualties) -> None:
+    """Which requests were there: told in the incident, or kept until there is one."""
+    longest = max(event.requests, key=lambda request: request.bytes, default=None)
+    text = f"{event.in_flight} requests in flight"
+    if longest:
+        text += (f"; the longest {longest.bytes} bytes (about {longest.tokens_estimated} tokens), {longest.age_s:.1f} s old, "
+                 f"{'answering' if longest.begun else 'not begun'}, {longest.verdict}, content {longest.hash[:12]}")
+    turn.say("gateway.casualties", engine=event.mark, text=text)
+    if engine := _current(turn, event.mark):
+        if turn.world.incident(turn.service_of(engine.name)):
+            turn.note(engine.name, "in flight", text)
+        else:
+            turn.change(engine.name, in_flight=text)
+
+
 HANDLERS: dict[type[events.Event], Callable[[Turn, Any], None]] = {
     events.Booted: boot.booted,
     events.ClockSet: _clock_set,
@@ -162,5 +177,6 @@ HANDLERS: dict[type[events.Event], Callable[[Turn, Any], None]] = {
     events.HostSampled: host_sampled,
     events.LogRead: log_read,
     events.KernelRead: kernel_read,
+    events.Casualties: _casualties,
     events.Asked: operate.asked,
 }

@@ -153,6 +153,28 @@ class KernelRead(Event):
     findings: tuple[Finding, ...] | Unknown
 
 
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A request that was there when an engine died; never its text; `hash` tells a repeat."""
+
+    id: str
+    bytes: int
+    age_s: float
+    begun: bool         # its response had begun
+    hash: str
+    tokens_estimated: int
+    verdict: str        # replayed, held, suspect, refused, cut
+
+
+@dataclass(frozen=True, slots=True)
+class Casualties(Event):
+    """The gateway's word on a death.  `in_flight` counts all; `requests` are the suspects and the largest."""
+
+    mark: Mark
+    in_flight: int
+    requests: tuple[InFlight, ...] = ()
+
+
 # -- what people ask
 
 @dataclass(frozen=True, slots=True)

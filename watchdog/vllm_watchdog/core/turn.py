@@ -160,7 +160,11 @@ class Turn:
         """The failure of this generation joins, or opens, the service's incident."""
         engine = self.world.engine(name)
         why = engine.why or (f"exit code {engine.exit_code}" if engine.exit_code is not None else "it is gone")
-        return self.symptom(name, engine.blame, Urgency.CRITICAL, why)
+        incident = self.symptom(name, engine.blame, Urgency.CRITICAL, why)
+        if engine.in_flight:
+            self.change(name, in_flight="")
+            self.note(name, "in flight", engine.in_flight)
+        return incident
 
     def symptom(self, name: str, class_: str, urgency: Urgency, text: str, findings: tuple[Finding, ...] = ()) -> Incident:
         """A symptom of an engine, or of the host, joins or opens the incident of its service."""

@@ -41,6 +41,7 @@ class Engine:
     dumped: bool = False                # this generation's evidence is taken
     bundles: int = 0                    # asked for of this generation, and not finished
     exit_code: int | None = None
+    in_flight: str = ""                 # what the gateway said of its requests, until an incident takes it
     ooms: tuple[float, ...] = ()
 
     @property

@@ -1,34 +1,5 @@
-"""What the gateway is told at its start.  Frozen; the command line makes it from the settings."""
+"""Where the gateway's modules find their plan; it lives beside the settings, which fill it."""
 
-from __future__ import annotations
+from vllm_watchdog.gateway_plan import MIB, GatewayPlan
 
-from dataclasses import dataclass
-from pathlib import Path
-
-MIB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayPlan:
-    """Durations in seconds, sizes in bytes.
-
-    `control`: the daemon's socket; `route_file`: where it also writes the route; `admin`: our own socket for operators
-    (None: none).  Bodies of held requests take at most `hold_bytes`, bodies that arrive or are in flight as much again.
-    """
-
-    host: str
-    port: int
-    control: Path
-    route_file: Path
-    admin: Path | None = None
-    hold_s: float = 60.0
-    hold_requests: int = 1000
-    hold_bytes: int = 256 * MIB
-    max_body_bytes: int = 64 * MIB
-    head_timeout_s: float = 10.0
-    body_timeout_s: float = 30.0        # and a second more for each 64 KiB that came; also for a client that reads nothing
-    idle_timeout_s: float = 75.0        # nginx's keepalive_timeout
-    max_connections: int = 4096
-    suspect_tokens: int = 8000
-    refuse_s: float = 3600.0
-    drain_s: float = 30.0
+__all__ = ["MIB", "GatewayPlan"]

@@ -1,7 +1,8 @@
 """The control socket: how people and the gateway ask a running daemon.  Newline-JSON, one request a connection.
 
 `{"verb": "status"}` -> the report; `incidents` (`limit`), `incident` (`id`); `events` streams the journal's lines as
-they happen; `restart failover failback pause resume snapshot` (`engine`, `text`) become `Asked` and wait for `Answer`.
+they happen, `route` the route, at once and at each change; `casualties` is the gateway's word on who was in flight when
+an engine died; `restart failover failback pause resume snapshot` (`engine`, `text`) become `Asked` and wait for `Answer`.
 Every answer has `ok`; where it is false, `text` says why in one sentence.
 
 Owner-only: the socket is 0600 and the peer must be root or our own user.  Each connection has a thread that waits on
@@ -34,29 +35,38 @@ subscriber_lines = 1_000
 
 operator_verbs = ("restart", "failover", "failback", "pause", "resume", "snapshot")
 
+EVENTS, ROUTE = "events", "route"   # the topics that are streamed
+
 Request = dict[str, Any]
 Response = dict[str, Any]
 
 
+def _unheard(_: Request) -> None:
+    """Nobody wants to know."""
+
+
 class Control:
     """`post` takes `Asked`; `report` is the newest status document; `incidents(limit)` and `incident(id)` read the
-    history; `clock` is monotonic seconds."""
+    history; `clock` is monotonic seconds; `heard` takes the gateway's casualties, raising ValueError for what is none."""
 
     def __init__(self, path: Path, post: Callable[[Asked], None], report: Callable[[], Response],
                  incidents: Callable[[int], list[dict[str, Any]]], incident: Callable[[str], dict[str, Any] | None],
-                 clock: Callable[[], float], say: Say) -> None:
+                 clock: Callable[[], float], say: Say, heard: Callable[[Request], None] = _unheard) -> None:
         self._path, self._post, self._report, self._clock, self._say = path, post, report, clock, say
+        self._heard = heard
         self._incidents, self._incident = incidents, incident
         self._refs = count(1)
         self._lock = threading.Condition()  # over the tables below, for dictionary operations only
         self._waiting: dict[int, _Slot] = {}
-        self._subscribers: dict[int, Backlog[dict[str, Any]]] = {}
+        self._subscribers: dict[int, tuple[str, Backlog[dict[str, Any]]]] = {}
+        self._last: dict[str, dict[str, Any]] = {}      # what a new reader of a topic is told first
         self._connections = 0
         self._stopping = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._verbs: dict[str, Callable[[Request], Response]] = {
-            "status": self._tell_status, "incidents": self._tell_incidents, "incident": self._tell_incident,
+            "status": self._tell_status, "casualties": self._hear,
+            "incidents": self._tell_incidents, "incident": self._tell_incident,
             **dict.fromkeys(operator_verbs, self._ask),
         }
 
@@ -72,7 +82,7 @@ class Control:
             self._path.unlink(missing_ok=True)      # only ever our own: `start` refused anyone else's
             self._listener.shutdown(socket.SHUT_RDWR)       # wakes accept
             with self._lock:
-                for subscriber in self._subscribers.values():
+                for _, subscriber in self._subscribers.values():
                     subscriber.close()
                 for slot in self._waiting.values():
                     slot.fill(False, "the watchdog is stopping")
@@ -86,10 +96,12 @@ class Control:
         if slot:
             slot.fill(answer.ok, answer.text)
 
-    def publish(self, what: Mapping[str, Any]) -> None:
-        """To every stream.  Whoever is `subscriber_lines` behind is dropped, and that is said."""
+    def publish(self, what: Mapping[str, Any], topic: str = EVENTS) -> None:
+        """To every stream of the topic.  Whoever is `subscriber_lines` behind is dropped, and that is said."""
         with self._lock:
-            subscribers = list(self._subscribers.values())
+            if topic == ROUTE:
+                self._last[topic] = dict(what)
+            subscribers = [subscriber for its, subscriber in self._subscribers.values() if its == topic]
         for subscriber in subscribers:
             if not subscriber.closed and not subscriber.put(dict(what)):
                 subscriber.close()
@@ -138,8 +150,8 @@ class Control:
         try:
             check_peer(peer)
             request = receive(peer, idle_s)
-            if request.get("verb") == "events":
-                self._stream(peer)
+            if (topic := request.get("verb")) in (EVENTS, ROUTE):
+                self._stream(peer, topic)
                 return None
             return self._verb(request)(request)
         except (RequestError, HistoryError) as error:
@@ -149,7 +161,8 @@ class Control:
         verb = request.get("verb")
         if isinstance(verb, str) and verb in self._verbs:
             return self._verbs[verb]
-        raise RequestError(f"verb {str(verb)[:40]!r} is not known, expected events or one of {', '.join(self._verbs)}")
+        known = ", ".join((EVENTS, ROUTE, *self._verbs))
+        raise RequestError(f"verb {str(verb)[:40]!r} is not known, expected one of {known}")
 
     def _tell_status(self, _: Request) -> Response:
         return {"ok": True} | self._report()
@@ -164,6 +177,13 @@ class Control:
         id_ = _text(request, "id")
         found = self._incident(id_)
         return {"ok": True} | found if found else {"ok": False, "text": f"no incident {id_[:100]!r}"}
+
+    def _hear(self, request: Request) -> Response:
+        try:
+            self._heard(request)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        return {"ok": True}
 
     def _ask(self, request: Request) -> Response:
         wait_s = request.get("wait_s", answer_s)
@@ -182,11 +202,13 @@ class Control:
             with self._lock:
                 del self._waiting[ref]
 
-    def _stream(self, peer: socket.socket) -> None:
+    def _stream(self, peer: socket.socket, topic: str) -> None:
         lines: Backlog[dict[str, Any]] = Backlog(subscriber_lines)
         key = next(self._refs)
         with self._lock:
-            self._subscribers[key] = lines
+            self._subscribers[key] = (topic, lines)
+            if topic in self._last:
+                lines.put(self._last[topic])
         if self._stopping.is_set():
             lines.close()
         try:

@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from vllm_watchdog.core.codec import encode
 from vllm_watchdog.core.memory import Memory
@@ -51,12 +52,12 @@ def _decoded(data: bytes) -> Memory:
 
 
 class Store:
-    """`clock` is monotonic seconds.  The latest `save` wins."""
+    """Keeps one value that `core.codec` encodes.  `clock` is monotonic seconds.  The latest `save` wins."""
 
     def __init__(self, path: Path, clock: Callable[[], float], say: Say) -> None:
         self._path, self._clock, self._say = path, clock, say
         self._changed = threading.Condition()
-        self._next: Memory | None = None
+        self._next: Any = None
         self._saved = True
         self._stopping = False
         self._complained_at = float("-inf")
@@ -72,7 +73,7 @@ class Store:
             self._changed.notify_all()
         return ended(self._thread, deadline_s) and self._saved
 
-    def save(self, value: Memory) -> None:
+    def save(self, value: Any) -> None:
         with self._changed:
             self._next, self._saved = value, False
             self._changed.notify_all()
@@ -90,7 +91,7 @@ class Store:
             if value:
                 self._write(value)
 
-    def _write(self, value: Memory) -> None:
+    def _write(self, value: Any) -> None:
         try:
             replace_whole(self._path, json.dumps(encode(value), ensure_ascii=False).encode("utf-8", "replace"))
         except OSError as error:
@@ -100,7 +101,7 @@ class Store:
             self._saved = self._next is None
             self._changed.notify_all()
 
-    def _failed(self, value: Memory, error: OSError) -> None:
+    def _failed(self, value: Any, error: OSError) -> None:
         if self._clock() - self._complained_at >= complain_s:
             self._complained_at = self._clock()
             self._say("store.failed", file=str(self._path), why=error.strerror or type(error).__name__)

@@ -1,0 +1,42 @@
+"""The route: which engine serves each service, as the gateway reads it.  Pure; `version` is set by who publishes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_watchdog.core.failover import Service
+from vllm_watchdog.core.policy import HAS_CHILD
+from vllm_watchdog.core.report import serving
+from vllm_watchdog.core.world import World
+from vllm_watchdog.launch import Launch
+
+
+def route(world: World, launches: Mapping[str, Launch]) -> list[dict[str, Any]]:
+    """One object a service: `name`, `models`, `serving` (engine, generation, host, port, or None), `why`, `planned`."""
+    return [_service(world, service, launches) for service in world.services]
+
+
+def _service(world: World, service: Service, launches: Mapping[str, Launch]) -> dict[str, Any]:
+    names = [name for name in (service.name, service.backup) if name]
+    name = serving(world, service)
+    wanted = world.engine(service.wanted)
+    return {
+        "name": service.name,
+        "models": sorted({model for each in names for model in launches[each].models}),
+        "serving": _target(world, name, launches[name]) if name else None,
+        "why": "" if name else f"{wanted.name} is {wanted.phase}",
+        "planned": name is None and not any(_failed(world, each) for each in names),
+    }
+
+
+def _failed(world: World, name: str) -> bool:
+    """Its last generation ended, or is ending, by itself."""
+    engine = world.engine(name)
+    return engine.life.charged or (engine.phase in HAS_CHILD and bool(engine.cause))
+
+
+def _target(world: World, name: str, launch: Launch) -> dict[str, Any]:
+    engine = world.engine(name)
+    host = launch.url.removeprefix("http://").rsplit(":", 1)[0].strip("[]")
+    return {"engine": name, "generation": engine.generation, "host": host, "port": launch.port}
