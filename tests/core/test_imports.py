@@ -13,7 +13,7 @@ import vllm_watchdog
 ROOT = Path(vllm_watchdog.__file__).parent
 PACKAGE = "vllm_watchdog"
 ADAPTERS = ("sense", "act", "tell", "web", "gateway", "sim")
-COMMON = ("config", "launch", "proc", "procfs")     # modules beside the rooms that adapters may use
+COMMON = frozenset({"config", "launch", "proc", "procfs", "gateway_plan"})  # modules beside the rooms that adapters may use
 PURE = frozenset({
     "__future__", "bisect", "collections", "dataclasses", "datetime", "enum", "functools", "itertools", "json", "math", "re",
     "statistics", "types", "typing", "zlib",
@@ -36,7 +36,11 @@ def room(name: str) -> str:
     first = name.split(".")[1] if "." in name else ""
     if first in ("core", "app", *ADAPTERS):
         return first
-    return "common" if first.split("_")[0] in COMMON else "root"
+    return "common" if common(first) else "root"
+
+
+def common(stem: str) -> bool:
+    return stem in COMMON or stem.startswith("config_")
 
 
 def may(room_: str, other: str) -> bool:
@@ -73,7 +77,7 @@ def test_every_folder_is_a_room_that_the_rule_knows() -> None:
     folders = {path.parent.name for path in MODULES if path.parent.parent == ROOT}
     assert folders <= {"core", "app", *ADAPTERS}
     beside = {path.stem for path in MODULES if path.parent == ROOT} - {"__init__", "__main__"}
-    assert {stem for stem in beside if stem.split("_")[0] not in COMMON} == set()
+    assert {stem for stem in beside if not common(stem)} == set()
 
 
 def test_the_walk_sees_what_is_imported() -> None:

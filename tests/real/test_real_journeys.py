@@ -185,7 +185,7 @@ def test_a_stopped_engine_core_is_wedged_and_the_second_failure_goes_to_the_back
     assert requests.get(host.url("primary") + "/health", timeout=5).status_code == 200
     host.up("backup")
     assert not alive(members)
-    row = incident_since(host, stopped, "engine_stall")
+    row = incident_since(host, stopped, "engine_hang")
     files = evidence(host, row)
     stacks = (host.bundle(row) / "stacks.txt").read_text()
     assert f"PID {core}" in stacks and "run_busy_loop" in stacks, stacks[:2000]

@@ -150,8 +150,9 @@ def _casualties(turn: Turn, event: events.Casualties) -> None:
     longest = max(event.requests, key=lambda request: request.bytes, default=None)
     text = f"{event.in_flight} requests in flight"
     if longest:
-        text += (f"; the longest {longest.bytes} bytes (about {longest.tokens_estimated} tokens), {longest.age_s:.1f} s old, "
-                 f"{'answering' if longest.begun else 'not begun'}, {longest.verdict}, content {longest.hash[:12]}")
+        state = "answering" if longest.begun else "not begun"
+        text += (f"; the longest {longest.bytes} bytes (about {longest.tokens_estimated} tokens), {longest.age_s:.1f} s "
+                 f"old, {state}, {longest.verdict}, content {longest.hash[:12]}")
     turn.say("gateway.casualties", engine=event.mark, text=text)
     if engine := _current(turn, event.mark):
         if turn.world.incident(turn.service_of(engine.name)):

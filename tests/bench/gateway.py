@@ -1,0 +1,265 @@
+"""What the gateway costs, beside nginx and the Rust vllm-router, against one synthetic engine in one run.
+
+    python tests/bench/gateway.py [ROUNDS]
+
+CPU seconds of the proxy per million ~220-byte chunks at 64 streams with 20 ms between tokens; time to the first chunk at
+256 streams beyond the direct way's; CPU seconds per million POSTs that are not streamed.  Medians; compare the ratios.
+nginx: `apt-get install nginx-light`; vllm-router: into an environment of its own in a temporary folder (or
+VLLM_ROUTER=/path/to/vllm-router).  What is not there is left out, with a note.  Needs a machine that is otherwise calm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+
+import psutil
+import uvloop
+
+TOKEN_S = 0.02
+TOKENS = 50
+SECONDS = 3.0
+POSTS, POSTERS = 4000, 16
+HOST = "127.0.0.1"
+CHUNK = b"data: " + b'{"id":"cmpl-0","object":"text_completion","choices":[{"index":0,"text":" word"}]}'.ljust(205) + b"\n\n"
+CHUNK = b"%x\r\n%b\r\n" % (len(CHUNK), CHUNK)
+HEAD = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+WHOLE = b'{"id":"cmpl-0","object":"text_completion","model":"m","choices":[{"index":0,"text":"word"}],"usage":{}}'
+MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
+
+
+# -- the engine
+
+
+class Engine(asyncio.Protocol):
+    def connection_made(self, transport) -> None:  # type: ignore[no-untyped-def]
+        self.transport, self.buffer = transport, b""
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        while (at := self.buffer.find(b"\r\n\r\n")) >= 0:
+            head = self.buffer[:at].lower()
+            length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
+            if len(self.buffer) < at + 4 + length:
+                return
+            body, self.buffer = self.buffer[at + 4 : at + 4 + length], self.buffer[at + 4 + length :]
+            if not head.startswith(b"post"):
+                self.answer(MODELS if b"/v1/models" in head else b"{}")
+            elif b"true" in body:
+                self.transport.write(HEAD + CHUNK)
+                asyncio.get_running_loop().call_later(TOKEN_S, self.token, TOKENS - 1)
+            else:
+                self.answer(WHOLE)
+
+    def answer(self, body: bytes) -> None:
+        self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+    def token(self, left: int) -> None:
+        self.transport.write(CHUNK if left else b"0\r\n\r\n")
+        if left:
+            asyncio.get_running_loop().call_later(TOKEN_S, self.token, left - 1)
+
+
+async def engine(port: int) -> None:
+    await asyncio.get_running_loop().create_server(Engine, HOST, port, backlog=1024)
+    await asyncio.Event().wait()
+
+
+# -- the load
+
+
+class Client(asyncio.Protocol):
+    """Asks again as soon as it is answered, until `end`."""
+
+    def __init__(self, stream: bool, end: float, left: int, first_s: list[float], done: asyncio.Event) -> None:
+        body = json.dumps({"model": "m", "prompt": "a few words", "max_tokens": TOKENS, "stream": stream}).encode()
+        self.request = (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+                        % len(body)) + body
+        self.tail = b"\r\n0\r\n\r\n" if stream else WHOLE
+        self.end, self.left, self.first_s, self.done = end, left, first_s, done
+        self.chunks, self.answers = 0, 0
+
+    def connection_made(self, transport) -> None:  # type: ignore[no-untyped-def]
+        self.transport = transport
+        self.ask()
+
+    def ask(self) -> None:
+        self.sent_at, self.waiting, self.rest = time.perf_counter(), True, b""
+        self.transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        if self.waiting and b"\n\n" in data:
+            self.first_s.append(time.perf_counter() - self.sent_at)
+            self.waiting = False
+        self.chunks += data.count(b"data: ")
+        self.rest = (self.rest + data)[-len(self.tail):]
+        if self.rest == self.tail:
+            self.answers += 1
+            self.left -= 1
+            if time.perf_counter() < self.end and self.left:
+                self.ask()
+            else:
+                self.done.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.done.set()
+
+
+async def load(port: int, count: int, stream: bool, each: int) -> dict[str, object]:
+    loop, first_s, clients = asyncio.get_running_loop(), list[float](), list[Client]()
+    end = time.perf_counter() + (SECONDS if stream else 60)
+    for _ in range(count):
+        client = Client(stream, end, each, first_s, asyncio.Event())
+        clients.append(client)
+        await loop.create_connection(lambda c=client: c, HOST, port)
+        await asyncio.sleep(random.random() * 2 * TOKENS * TOKEN_S / count if stream else 0)
+    await asyncio.wait_for(asyncio.gather(*(client.done.wait() for client in clients)), 90)
+    for client in clients:
+        client.transport.close()
+    return {"chunks": sum(client.chunks for client in clients), "answers": sum(client.answers for client in clients),
+            "first_s": first_s[len(first_s) // 5 :]}
+
+
+# -- the contenders
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def process(command: list[str], port: int) -> Iterator[psutil.Process]:
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(300):
+            try:
+                socket.create_connection((HOST, port), 1).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield psutil.Process(child.pid)
+    finally:
+        child.terminate()
+        child.wait(20)
+
+
+def gateway(folder: Path, engine_port: int, port: int) -> list[str]:
+    (folder / "route.json").write_text(json.dumps({"version": 1, "services": [{"name": "s", "models": ["m"], "serving": {
+        "engine": "e", "generation": 1, "host": HOST, "port": engine_port}}]}))
+    code = (
+        "from pathlib import Path; from vllm_watchdog.gateway.app import run; from vllm_watchdog.gateway.plan import GatewayPlan;"
+        f"run(GatewayPlan({HOST!r}, {port}, Path({str(folder / 'no.sock')!r}), Path({str(folder / 'route.json')!r}), drain_s=0))"
+    )
+    return [sys.executable, "-c", code]
+
+
+def nginx(folder: Path, engine_port: int, port: int) -> list[str] | None:
+    found = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+    (folder / "nginx.conf").write_text(f"""
+daemon off; master_process off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off; tcp_nodelay on; keepalive_timeout 75s; keepalive_requests 1000000; client_body_temp_path {folder}/body;
+  proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+  upstream engine {{ server {HOST}:{engine_port}; keepalive 512; keepalive_requests 1000000; }}
+  server {{ listen {HOST}:{port}; location / {{
+    proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
+  }} }}
+}}""")
+    return [found, "-c", str(folder / "nginx.conf"), "-p", str(folder)] if found else None
+
+
+def router(folder: Path, engine_port: int, port: int) -> list[str] | None:
+    found = os.environ.get("VLLM_ROUTER")
+    if not found:
+        venv.create(folder / "router", with_pip=True)
+        found = str(folder / "router/bin/vllm-router")
+        subprocess.run([str(folder / "router/bin/pip"), "install", "-q", "vllm-router"], check=False, capture_output=True)
+    if not Path(found).exists():
+        return None
+    return [found, "--host", HOST, "--port", str(port), "--worker-urls", f"http://{HOST}:{engine_port}", "--policy", "round_robin",
+            "--prometheus-port", str(free_port()), "--log-level", "error", "--max-concurrent-requests", "1000"]
+
+
+def cpu_s(process: psutil.Process) -> float:
+    every = [process, *process.children(recursive=True)]
+    return sum(sum(each.cpu_times()[:2]) for each in every)
+
+
+def measured(port: int, proxy: psutil.Process | None) -> dict[str, float]:
+    """One round of one contender."""
+    figures: dict[str, float] = {}
+    for name, count, stream, each in (("64", 64, True, -1), ("256", 256, True, -1), ("posts", POSTERS, False, POSTS // POSTERS)):
+        before = cpu_s(proxy) if proxy else 0.0
+        output = subprocess.run([sys.executable, __file__, "load", str(port), str(count), str(int(stream)), str(each)],
+                                check=True, capture_output=True, text=True, timeout=120).stdout
+        got = json.loads(output)
+        spent = (cpu_s(proxy) if proxy else 0.0) - before
+        figures[f"cpu {name}"] = spent * 1e6 / (got["chunks"] if stream else got["answers"])
+        if stream:
+            figures[f"p50 {name}"], figures[f"p99 {name}"] = (quantiles(got["first_s"], n=100)[at] * 1e6 for at in (49, 98))
+    return figures
+
+
+def main(rounds: int) -> None:
+    print(f"load average at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    with tempfile.TemporaryDirectory() as name:
+        engine_port = free_port()
+        results: dict[str, list[dict[str, float]]] = {}
+        commands = {}
+        for title, make in (("gateway", gateway), ("nginx", nginx), ("vllm-router", router)):
+            folder = Path(name, title)
+            folder.mkdir()
+            port = free_port()
+            command = make(folder, engine_port, port)
+            if command is None:
+                print(f"{title}: not here, left out")
+            else:
+                commands[title] = (command, port)
+        with process([sys.executable, __file__, "engine", str(engine_port)], engine_port):
+            for _ in range(rounds):
+                results.setdefault("direct", []).append(measured(engine_port, None))
+                for title, (command, port) in commands.items():
+                    with process(command, port) as proxy:
+                        results.setdefault(title, []).append(measured(port, proxy))
+    show(results)
+
+
+def show(results: dict[str, list[dict[str, float]]]) -> None:
+    table = {title: {key: median(each[key] for each in rounds) for key in rounds[0]} for title, rounds in results.items()}
+    direct = table.pop("direct")
+    rows = {title: {
+        "CPU s/M chunks, 64": row["cpu 64"], "CPU s/M chunks, 256": row["cpu 256"], "CPU s/M POSTs": row["cpu posts"],
+        "first chunk +us p50, 256": row["p50 256"] - direct["p50 256"],
+        "first chunk +us p99, 256": row["p99 256"] - direct["p99 256"],
+    } for title, row in table.items()}
+    print(f"direct: first chunk p50 {direct['p50 256']:.0f} us, p99 {direct['p99 256']:.0f} us at 256 streams")
+    for key in rows["gateway"]:
+        others = "  ".join(f"{title} {row[key]:9.1f} (x{rows['gateway'][key] / row[key]:.2f})" for title, row in rows.items()
+                           if title != "gateway")
+        print(f"{key:26} gateway {rows['gateway'][key]:9.1f}  {others}")
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["engine", port]:
+            uvloop.run(engine(int(port)))
+        case ["load", port, count, stream, each]:
+            print(json.dumps(uvloop.run(load(int(port), int(count), stream == "1", int(each)))))
+        case [] | [_]:
+            main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
