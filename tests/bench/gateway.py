@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -34,6 +35,7 @@ TOKENS = 50
 SECONDS = 3.0
 POSTS, POSTERS = 4000, 16
 HOST = "127.0.0.1"
+STREAM = re.compile(rb'"stream": ?true')
 CHUNK = b"data: " + b'{"id":"cmpl-0","object":"text_completion","choices":[{"index":0,"text":" word"}]}'.ljust(205) + b"\n\n"
 CHUNK = b"%x\r\n%b\r\n" % (len(CHUNK), CHUNK)
 HEAD = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -46,7 +48,7 @@ MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
 
 class Engine(asyncio.Protocol):
     def connection_made(self, transport) -> None:  # type: ignore[no-untyped-def]
-        self.transport, self.buffer = transport, b""
+        self.transport, self.buffer, self.gone = transport, b"", False
 
     def data_received(self, data: bytes) -> None:
         self.buffer += data
@@ -58,16 +60,21 @@ class Engine(asyncio.Protocol):
             body, self.buffer = self.buffer[at + 4 : at + 4 + length], self.buffer[at + 4 + length :]
             if not head.startswith(b"post"):
                 self.answer(MODELS if b"/v1/models" in head else b"{}")
-            elif b"true" in body:
+            elif STREAM.search(body):       # vllm-router adds flags of its own
                 self.transport.write(HEAD + CHUNK)
                 asyncio.get_running_loop().call_later(TOKEN_S, self.token, TOKENS - 1)
             else:
                 self.answer(WHOLE)
 
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone = True
+
     def answer(self, body: bytes) -> None:
         self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
     def token(self, left: int) -> None:
+        if self.gone:
+            return
         self.transport.write(CHUNK if left else b"0\r\n\r\n")
         if left:
             asyncio.get_running_loop().call_later(TOKEN_S, self.token, left - 1)
@@ -88,7 +95,7 @@ class Client(asyncio.Protocol):
         body = json.dumps({"model": "m", "prompt": "a few words", "max_tokens": TOKENS, "stream": stream}).encode()
         self.request = (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
                         % len(body)) + body
-        self.tail = b"\r\n0\r\n\r\n" if stream else WHOLE
+        self.stream = stream
         self.end, self.left, self.first_s, self.done = end, left, first_s, done
         self.chunks, self.answers = 0, 0
 
@@ -105,14 +112,22 @@ class Client(asyncio.Protocol):
             self.first_s.append(time.perf_counter() - self.sent_at)
             self.waiting = False
         self.chunks += data.count(b"data: ")
-        self.rest = (self.rest + data)[-len(self.tail):]
-        if self.rest == self.tail:
+        if self.complete(data):
             self.answers += 1
             self.left -= 1
             if time.perf_counter() < self.end and self.left:
                 self.ask()
             else:
                 self.done.set()
+
+    def complete(self, data: bytes) -> bool:
+        self.rest += data
+        if self.stream:
+            self.rest = self.rest[-7:]
+            return self.rest == b"\r\n0\r\n\r\n"
+        head, mark, body = self.rest.partition(b"\r\n\r\n")
+        length = head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]
+        return bool(mark) and (len(body) >= int(length) if length else body.endswith(b"0\r\n\r\n"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.done.set()

@@ -142,6 +142,44 @@ def test_a_bundle_of_no_open_incident_is_only_said() -> None:
     assert scene.world.incidents[0].evidence == () and scene.said("evidence.done")
 
 
+# -- what the gateway tells of a death
+
+CUT = e.InFlight("r1", 100_000, 2.5, True, "0123456789abcdef", 38_000, "cut")
+QUEUED = e.InFlight("r2", 500, 0.1, False, "f" * 16, 100, "replayed")
+TOLD = ("2 requests in flight; the longest 100000 bytes (about 38000 tokens), 2.5 s old, answering, cut, "
+        "content 0123456789ab")
+
+
+def test_requests_that_were_in_flight_are_told_in_the_open_incident() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.LogRead(5.0, M, (finding("oom_runtime"),)))
+    scene.feed(e.Casualties(5.1, M, 2, (QUEUED, CUT)))
+    last = scene.world.incidents[0].timeline[-1]
+    assert (last.what, last.text) == ("in flight", TOLD)
+    assert scene.said("gateway.casualties") == [{"engine": "primary#1", "text": TOLD}]
+
+
+def test_requests_that_were_in_flight_are_kept_until_there_is_an_incident() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Casualties(5.1, M, 2, (QUEUED, CUT)))
+    assert not scene.world.incidents and scene.engine().in_flight == TOLD
+    scene.crash("primary", 5.2)
+    assert TOLD in [entry.text for entry in scene.world.incidents[0].timeline]
+
+
+def test_a_request_that_was_not_begun_is_said_to_be_so() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Casualties(5.1, M, 1, (QUEUED,)))
+    assert ", not begun, replayed" in scene.engine().in_flight
+
+
+def test_a_death_without_requests_is_told_as_a_number() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Casualties(5.1, M, 0))
+    scene.feed(e.Casualties(5.1, mark("primary#9"), 7))
+    assert scene.engine().in_flight == "0 requests in flight"
+
+
 # -- readiness
 
 def test_an_engine_is_ready_when_its_own_process_answers() -> None:

@@ -168,6 +168,7 @@ EVENTS = (
     e.HostSampled(12.0, host(), (tree(M), tree(M, cpu=None, io=None))), e.HostSampled(12.0, Unknown(1.0, "no /proc")),
     e.LogRead(13.0, M, INCIDENT.findings, True),
     e.KernelRead(14.0, INCIDENT.findings), e.KernelRead(14.0, Unknown(1.0, "EPERM")),
+    e.Casualties(14.5, M, 3, (e.InFlight("r1", 100_000, 2.5, True, "abc", 38_000, "cut"),)),
     e.Asked(15.0, 3, "restart", "primary", "because"), e.Asked(15.0, 3, "pause"),
 )
 COMMANDS = (

@@ -267,6 +267,13 @@ def test_an_oom_in_the_very_instant_of_the_start_is_this_generations() -> None:
     assert scene.engine().ooms == (0.0,)
 
 
+def test_what_the_gateway_said_of_a_death_is_told_once_there_is_an_incident() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Casualties(9.0, M, 3))
+    scene.crash("primary", 10.0)
+    assert timeline(scene).count(("in flight", "3 requests in flight")) == 1
+
+
 # -- pause
 
 def paused() -> Scene:

@@ -32,7 +32,7 @@ def model(vocabulary: int) -> LlamaForCausalLM:
     torch.manual_seed(1)    # the same model on every machine
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=32, max_position_embeddings=8192, bos_token_id=1, eos_token_id=2,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=131072, bos_token_id=1, eos_token_id=2,
     )
     return LlamaForCausalLM(config).to(torch.bfloat16)
 

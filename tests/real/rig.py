@@ -118,7 +118,7 @@ class RealWatchdog(Watchdog):
         """Seconds from `wall` to the first line after it that says this."""
         for line in self.said(name):
             at = datetime.fromisoformat(line["wall"]).timestamp()
-            if at >= wall and all(line[key] == value for key, value in fields.items()):
+            if at >= wall and all(line.get(key) == value for key, value in fields.items()):
                 return at - wall
         raise AssertionError(f"nothing after {wall} says {name} {fields}\n{self.tail()}")
 

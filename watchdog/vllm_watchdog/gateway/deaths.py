@@ -70,7 +70,7 @@ class Deaths:
         station.watched, station.lost = None, []
 
     async def _revive(self, station: Station) -> None:
-        while station.dead and self._gate.serves(station):
+        while station.dead and station.serves:
             await asyncio.sleep(revive_s)
             if await health(station.target) == 200 and station.dead:
                 station.dead = False
@@ -93,7 +93,7 @@ class Deaths:
         self._gate.say("gateway.engine_died", engine=station.target.engine, generation=station.target.generation,
                        why=why, in_flight=len(told))
         self._report(station.target, [each if each.verdict else each.with_verdict(words[each.id]) for each in told])
-        if self._gate.serves(station):
+        if station.serves:
             self._gate.spawn(self._revive(station))
         self._gate.pump_all()
         self._gate.retire(station)

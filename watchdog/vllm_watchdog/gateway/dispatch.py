@@ -23,6 +23,7 @@ from vllm_watchdog.gateway.relay import Exchange, Phase
 from vllm_watchdog.gateway.report import Casualty, Metrics
 from vllm_watchdog.gateway.routes import Kind, Route, Service, Target, kind_of, model_of
 
+kept_bytes = 4096       # of a body, until its response is over: that costs less than to hash it
 NOBODY = Service("", why="the watchdog has not said yet which engine serves")
 
 
@@ -114,7 +115,7 @@ class Dispatcher:
             return
         line = exchange.line = self._line(exchange)
         station = line.open
-        in_turn = exchange.kind is not Kind.GENERATION or not len(line.hold)
+        in_turn = exchange.kind is not Kind.GENERATION or not line.hold.waiting
         if station is not None and in_turn and (exchange.kind is not Kind.GENERATION or line.has_room(station)):
             self._send(exchange, station)
         elif exchange.kind is Kind.OTHER:
@@ -128,8 +129,9 @@ class Dispatcher:
         return self.quarantine.refused(exchange.digest, self.now()) is not None
 
     def _line(self, exchange: Exchange) -> Line:
-        several = len(self.route.services) > 1
-        return self._line_of(self.route.pick(model_of(exchange.body) if several and exchange.body else None) or NOBODY)
+        if len(self.lines) == 1:        # of a service, or of nobody
+            return next(iter(self.lines.values()))
+        return self._line_of(self.route.pick(model_of(exchange.body) if exchange.body else None) or NOBODY)
 
     def _line_of(self, service: Service) -> Line:
         line = self.lines.get(service.name)
@@ -170,9 +172,9 @@ class Dispatcher:
     def began(self, exchange: Exchange, status: int) -> None:
         """The response's first bytes go out: the body is needed no more."""
         self.metrics.began(status, self.now() - exchange.gap_at if exchange.gap_at is not None else None)
-        if exchange.kind is Kind.GENERATION:
+        if exchange.size > kept_bytes:
             exchange.remember_digest()      # an incident may ask which requests were there
-        self._drop_body(exchange)
+            self._drop_body(exchange)
 
     def _drop_body(self, exchange: Exchange) -> None:
         if exchange.body:
@@ -186,11 +188,11 @@ class Dispatcher:
         line, station = exchange.line, exchange.station
         if station is not None:
             station.leave(exchange)
-            if not station.in_flight:
+            if not station.serves:
                 self.retire(station)
         elif line is not None:
             line.hold.remove(exchange)
-        if line is not None and len(line.hold):
+        if line is not None and line.hold.waiting:
             self._pump(line)
 
     # -- the route
@@ -202,11 +204,13 @@ class Dispatcher:
         self.route = route
         for service in route.services:
             self._line_of(service).station = self._station(service.serving) if service.serving else None
+        for station in self.stations.values():
+            station.serves = any(line.station is station for line in self.lines.values() if route.service(line.service.name))
         gone = [self.lines.pop(name) for name in tuple(self.lines) if route.service(name) is None]
         for station in tuple(self.stations.values()):
             if any(_supersedes(line.station, station) for line in self.lines.values()):
                 self.deaths.died(station, "a newer generation of it serves")
-            elif station.watched is not None and not self.serves(station):
+            elif station.watched is not None and not station.serves:
                 self.deaths.died(station, "the route left it while it was in doubt")
             self.retire(station)
         for line in gone:
@@ -219,12 +223,9 @@ class Dispatcher:
             self.stations[target] = Station(target, self.loop)
         return self.stations[target]
 
-    def serves(self, station: Station) -> bool:
-        return any(line.station is station for line in self.lines.values())
-
     def retire(self, station: Station) -> None:
         """Unless somebody needs it still."""
-        if not station.in_flight and not self.serves(station) and self.stations.get(station.target) is station:
+        if not station.in_flight and not station.serves and self.stations.get(station.target) is station:
             del self.stations[station.target]
             station.close()
 

@@ -70,6 +70,15 @@ class Downstream(asyncio.Protocol):
         """The client doesn't read as fast as the engine writes."""
         return self.paused_at != inf
 
+    @property
+    def draining(self) -> bool:
+        return self._gate.draining
+
+    def write(self, data: bytes) -> None:
+        """To the client; nothing once it has gone, which the loop may tell us only later."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
     def pause_writing(self) -> None:
         self.paused_at = self._gate.now()
         if self.exchange is not None:
@@ -148,7 +157,8 @@ class Downstream(asyncio.Protocol):
         elif end >= 0:
             body, self._parts, self._flow, self._deadline = b"".join(self._parts), [], None, inf
             self._buffer, self._take = data[end:], self._read_ahead
-            self._release_bytes()
+            self._gate.charge(len(body) - self._charged)        # the framing isn't kept
+            self._charged = 0
             self.exchange.ready(body)
 
     def _read_on(self, data: bytes) -> None:
@@ -156,7 +166,7 @@ class Downstream(asyncio.Protocol):
         end = self._count(data, None)
         if end is None or self._up is None:
             return
-        self._up.transport.write(data if end < 0 else data[:end])
+        self._up.send_on(data if end < 0 else data[:end])
         if end >= 0:
             self._flow, self._up, self._deadline = None, None, inf
             self._buffer, self._take = data[end:], self._read_ahead
@@ -190,7 +200,7 @@ class Downstream(asyncio.Protocol):
 
     def tunnel_to(self, upstream: Upstream) -> None:
         """The engine has switched protocols: bytes both ways from here."""
-        self._flow, self._take = UntilClose(), upstream.transport.write
+        self._flow, self._take = UntilClose(), upstream.send_on
         self._take_buffer()
         self.transport.resume_reading()
 
@@ -252,7 +262,7 @@ class Downstream(asyncio.Protocol):
                 self.transport.abort()      # two answers to one request would be worse than half of one
                 return
         self._gate.metrics.refused(refusal)
-        self.transport.write(errors.response(refusal, keep_alive=False))
+        self.write(errors.response(refusal, keep_alive=False))
         self._close(True)
 
     def _close(self, pending: bool) -> None:

@@ -6,7 +6,8 @@ is refused; httptools (llhttp) refuses most of it itself.  RFC 9110 7.6.1, RFC 9
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import httptools
@@ -17,13 +18,16 @@ HEAD_LIMIT = 64 << 10
 END = b"\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 SWITCHING = 101
+CACHED = 256        # response heads, parsed
 
 HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"})
 NEVER_NAMED = frozenset({b"host", b"content-length"})   # a client must not hide a length from the engine
+NOT_SENT_ON = HOP_BY_HOP | {b"expect"}          # which we answer ourselves
+USUAL = ([], [b"keep-alive"], [b"close"])       # members of Connection
 NOTED = HOP_BY_HOP | NEVER_NAMED | {b"expect", b"x-no-replay", b"content-type"}
 BODILESS = frozenset({204, 304})
 
-Pairs = list[tuple[bytes, bytes]]
+Pairs = tuple[tuple[bytes, bytes], ...]
 
 
 class BadHeadError(Exception):
@@ -34,8 +38,7 @@ class BadHeadError(Exception):
         super().__init__(self.refusal.message)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(NamedTuple):
     """`path`: decoded, without query.  `pairs`: the headers for the engine.  `length` None: no Content-Length."""
 
     method: bytes
@@ -55,8 +58,7 @@ class RequestHead:
         return self.chunked or bool(self.length)
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
+class ResponseHead(NamedTuple):
     """`raw`: as it came.  `as_is`: it may go to an HTTP/1.1 client unchanged."""
 
     raw: bytes
@@ -73,7 +75,7 @@ class ResponseHead:
         return self.status in BODILESS or self.status < 200 or (self.length == 0 and not self.chunked)
 
 
-NO_ANSWER = ResponseHead(b"", 0, [], False, 0, False, False, False)     # yet
+NO_ANSWER = ResponseHead(b"", 0, (), False, 0, False, False, False)     # yet
 
 
 class _Reader:
@@ -104,8 +106,8 @@ class _Reader:
         values = self.noted.get(key)
         return values[0] if values else None
 
-    def pairs(self, dropped: frozenset[bytes] | set[bytes]) -> Pairs:
-        return [(name, value) for key, name, value in self.lines if key not in dropped]
+    def pairs(self, dropped: frozenset[bytes]) -> Pairs:
+        return tuple([(name, value) for key, name, value in self.lines if key not in dropped])
 
 
 def parse_request(raw: bytes) -> RequestHead:
@@ -139,7 +141,8 @@ def _request(reader: _Reader, method: bytes, http11: bool) -> RequestHead:
         raise BadHeadError(EXPECTATION)
     upgrade = reader.first(b"upgrade") if b"upgrade" in connection and http11 else None
     return RequestHead(
-        method, reader.url, path_of(reader.url), http11, reader.pairs(_dropped(connection) | {b"expect"}),
+        method, reader.url, path_of(reader.url), http11,
+        reader.pairs(NOT_SENT_ON if connection in USUAL else _dropped(connection) | NOT_SENT_ON),
         b"close" not in connection and (http11 or b"keep-alive" in connection),
         int(length) if length is not None else None, chunked,
         expect is not None and http11, upgrade, b"x-no-replay" in reader.noted,
@@ -155,11 +158,9 @@ def _request_chunked(reader: _Reader, http11: bool) -> bool:
     return bool(codings)
 
 
-def _dropped(connection: list[bytes]) -> frozenset[bytes] | set[bytes]:
+def _dropped(connection: list[bytes]) -> frozenset[bytes]:
     """The one hop's headers, and those that Connection names."""
-    if not connection or connection in ([b"keep-alive"], [b"close"]):
-        return HOP_BY_HOP
-    return HOP_BY_HOP | (set(connection) - NEVER_NAMED)
+    return HOP_BY_HOP if connection in USUAL else HOP_BY_HOP | (set(connection) - NEVER_NAMED)
 
 
 def path_of(target: bytes) -> str:
@@ -180,8 +181,9 @@ def encode_request(head: RequestHead, body: bytes | None) -> bytes:
     return b"\r\n".join(lines) + END
 
 
+@lru_cache(CACHED)
 def parse_response(raw: bytes) -> ResponseHead:
-    """Raises BadHeadError."""
+    """Under load an engine's heads differ by the second at most.  Raises BadHeadError."""
     reader = _Reader()
     parser = httptools.HttpResponseParser(reader)
     try:

@@ -25,11 +25,11 @@ class Hold(Generic[T]):
 
     def __init__(self, limit: int, limit_bytes: int, limit_s: float) -> None:
         self.limit, self.limit_bytes, self.limit_s = limit, limit_bytes, limit_s
-        self.bytes = 0
+        self.waiting, self.bytes = 0, 0
         self._lanes: dict[bool, OrderedDict[T, Entry]] = {False: OrderedDict(), True: OrderedDict()}
 
     def __len__(self) -> int:
-        return sum(map(len, self._lanes.values()))
+        return self.waiting
 
     def __iter__(self) -> Iterator[T]:
         yield from self._lanes[True]
@@ -37,10 +37,10 @@ class Hold(Generic[T]):
 
     def put(self, item: T, size: int, at: float) -> bool:
         """At the end; False: it is full."""
-        if len(self) >= self.limit or self.bytes + size > self.limit_bytes or self.limit_s <= 0:
+        if self.waiting >= self.limit or self.bytes + size > self.limit_bytes or self.limit_s <= 0:
             return False
         self._lanes[False][item] = Entry(size, at)
-        self.bytes += size
+        self._count(1, size)
         return True
 
     def put_back(self, items: Iterable[tuple[T, int, bool]], at: float) -> None:
@@ -49,21 +49,21 @@ class Hold(Generic[T]):
             lane = self._lanes[alone]
             lane[item] = Entry(size, at)
             lane.move_to_end(item, last=False)
-            self.bytes += size
+            self._count(1, size)
 
     def take(self, alone: bool) -> T | None:
         """The next; `alone`: one that must go alone may go now, and is first."""
         for lane in (self._lanes[True], self._lanes[False]) if alone else (self._lanes[False],):
             if lane:
                 item, entry = lane.popitem(last=False)
-                self.bytes -= entry.size
+                self._count(-1, -entry.size)
                 return item
         return None
 
     def remove(self, item: T) -> bool:
         for lane in self._lanes.values():
             if entry := lane.pop(item, None):
-                self.bytes -= entry.size
+                self._count(-1, -entry.size)
                 return True
         return False
 
@@ -75,3 +75,7 @@ class Hold(Generic[T]):
         for item in late:
             self.remove(item)
         return late
+
+    def _count(self, items: int, size: int) -> None:
+        self.waiting += items
+        self.bytes += size

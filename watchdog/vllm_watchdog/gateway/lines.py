@@ -24,6 +24,7 @@ class Station:
         self.busy = 0                       # of them, generations
         self.alone: Exchange | None = None  # the one that must go alone, while it is here
         self.dead = False
+        self.serves = False                 # the route names it
         self.doubt_until = 0.0
         self.watched: asyncio.Task[None] | None = None
         self.lost: list[Casualty] = []      # begun responses that broke off and may be a sign of death

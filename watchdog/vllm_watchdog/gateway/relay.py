@@ -13,21 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
 from enum import StrEnum, auto
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from vllm_watchdog.gateway import errors
-from vllm_watchdog.gateway.framing import Unchunked
-from vllm_watchdog.gateway.heads import (
-    NO_ANSWER,
-    SWITCHING,
-    RequestHead,
-    ResponseHead,
-    encode_request,
-    encode_response,
-)
+from vllm_watchdog.gateway.heads import NO_ANSWER, SWITCHING, RequestHead, ResponseHead, encode_request
+from vllm_watchdog.gateway.reply import Reply
 from vllm_watchdog.gateway.routes import Kind
 
 if TYPE_CHECKING:
@@ -57,12 +49,13 @@ class Exchange:
     """`body` None: it is streamed, or no longer needed.  `gap_at`: since when it has waited for an engine.
     `reached`: the engine may have seen it, so it may be why the engine died."""
 
-    __slots__ = ("_answer", "_broken", "_digest", "_ended", "_gate", "_kept", "_resent", "_task", "_timer", "_upstream",
-                 "alone", "at", "body", "deaths", "down", "gap_at", "head", "id", "kind", "line", "phase", "reached", "size",
-                 "station")
+    __slots__ = ("_answer", "_broken", "_digest", "_ended", "_gate", "_kept", "_reply", "_resent", "_task", "_timer",
+                 "_upstream", "alone", "at", "body", "deaths", "down", "gap_at", "head", "id", "kind", "line", "phase", "reached",
+                 "size", "station")
 
     def __init__(self, gate: Dispatcher, down: Downstream, head: RequestHead, kind: Kind, id_: int) -> None:
         self._gate, self.down, self.head, self.kind, self.id = gate, down, head, kind, id_
+        self._reply = Reply(down, head)
         self.at = gate.now()
         self.phase = Phase.READING
         self.body: bytes | None = None
@@ -99,9 +92,8 @@ class Exchange:
     # -- towards the engine
 
     def ready(self, body: bytes) -> None:
-        """The request is here whole."""
+        """The request is here whole; its bytes are charged already."""
         self.body, self.size = body, len(body)
-        self._gate.charge(self.size)
         self._gate.submit(self)
 
     def stream(self) -> None:
@@ -140,7 +132,7 @@ class Exchange:
 
     def on_interim(self, head: ResponseHead) -> None:
         if head.status != 100 and self.head.http11:     # we have answered Expect ourselves
-            self.down.transport.write(head.raw)
+            self.down.write(head.raw)
 
     def on_head(self, upstream: Upstream, head: ResponseHead) -> None:
         self._answer = head
@@ -169,24 +161,11 @@ class Exchange:
             return
         self.phase = Phase.BEGUN
         self._gate.began(self, self._answer.status)
-        head = encode_response(self._answer, self.head.http11, self._keeps_alive())
-        write: Callable[[bytes], object] = self.down.transport.write
-        if self._answer.chunked and not self.head.http11:
-            write(head)
-            write = Unchunked(self.down.transport.write)
-            write(data)
-        else:
-            write(head + data)
+        write = self._reply.begin(self._answer, data)
         if self._upstream is not None:
             self._upstream.write = write
             if self.down.paused:
                 self.pause()
-
-    def _keeps_alive(self) -> bool:
-        answer = self._answer
-        delimited = answer.length is not None or answer.bodiless or self.head.method == b"HEAD" or (
-            answer.chunked and self.head.http11)
-        return self.head.keep_alive and delimited and not self.down.body_pending and not self._gate.draining
 
     def on_end(self) -> None:
         self._upstream = None
@@ -194,7 +173,7 @@ class Exchange:
             self._ended = True
         else:
             self._begin(b"")
-            self._finish(self._keeps_alive())
+            self._finish(self._reply.stays(self._answer))
 
     def on_lost(self, fresh: bool, insertable: bool) -> None:
         """The connection is gone before the response was whole."""
@@ -253,7 +232,7 @@ class Exchange:
         self._begin(b"".join(self._kept))
         self._kept = []
         if self._ended:
-            self._finish(self._keeps_alive())
+            self._finish(self._reply.stays(self._answer))
         elif self._upstream is not None and not self.down.paused:
             self._upstream.transport.resume_reading()
 
@@ -284,19 +263,13 @@ class Exchange:
             self._upstream.transport.resume_reading()
 
     def cut(self, refusal: errors.Refusal, insertable: bool) -> None:
-        """A response that has begun can't be completed: say so inside it where its form allows, else break it visibly."""
-        answer = self._answer
+        """A response that has begun can't be completed."""
         self._leave()
-        if not answer.event_stream or not insertable:
-            delimited = (answer.chunked and self.head.http11) or answer.length is not None
+        stays = self._reply.cut(self._answer, refusal, insertable)
+        if stays is None:
             self._over()
-            self.down.broken(delimited)
-        elif answer.chunked and self.head.http11:
-            self.down.transport.write(errors.chunk(errors.event(refusal)) + errors.LAST_CHUNK)
-            self._finish(self._keeps_alive())
         else:
-            self.down.transport.write(errors.event(refusal))
-            self._finish(False)
+            self._finish(stays)
 
     def interrupt(self, refusal: errors.Refusal) -> None:
         """The gateway ends."""
@@ -307,17 +280,12 @@ class Exchange:
 
     def refuse(self, refusal: errors.Refusal) -> None:
         """Our own answer in the engine's place."""
-        self._answer = NO_ANSWER
         self._gate.metrics.refused(refusal)
-        keep_alive = self._keeps_alive() and self.head.http11
-        self.down.transport.write(errors.response(refusal, keep_alive, self.head.method == b"HEAD"))
-        self._finish(keep_alive)
+        self._finish(self._reply.refuse(refusal))
 
     def reply(self, status: int, body: bytes, kind: str) -> None:
         """An answer for the service or the gateway."""
-        keep_alive = self._keeps_alive() and self.head.http11
-        self.down.transport.write(errors.answer(status, body, kind, keep_alive, self.head.method == b"HEAD"))
-        self._finish(keep_alive)
+        self._finish(self._reply.own(status, body, kind))
 
     def cancel(self) -> None:
         """The client has gone."""

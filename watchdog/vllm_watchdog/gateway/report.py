@@ -57,19 +57,19 @@ class Metrics:
 
     def __init__(self) -> None:
         self.requests = self.held = self.replayed = self.cancelled = self.deaths = 0
-        self.statuses: Counter[str] = Counter()
+        self.statuses: Counter[int] = Counter()
         self.refusals: Counter[str] = Counter()
         self.gaps: Counter[float] = Counter()
         self.gap_sum_s = 0.0
 
     def began(self, status: int, gap_s: float | None) -> None:
-        self.statuses[str(status) if status in STATUSES else f"{status // 100}xx"] += 1
+        self.statuses[status if status in STATUSES else status // 100] += 1      # 7: an odd one, 7xx
         if gap_s is not None:
             self.gaps[next((edge for edge in gap_buckets_s if gap_s <= edge), float("inf"))] += 1
             self.gap_sum_s += gap_s
 
     def refused(self, refusal: Refusal) -> None:
-        self.statuses[str(refusal.status)] += 1
+        self.statuses[refusal.status] += 1
         self.refusals[refusal.code] += 1
 
     def render(self, now: dict[str, float]) -> str:
@@ -78,7 +78,8 @@ class Metrics:
         for name in ("requests", "held", "replayed", "cancelled"):
             lines += _family(f"{name}_total", "counter", [("", getattr(self, name))])
         lines += _family("engine_deaths_total", "counter", [("", self.deaths)])
-        lines += _family("responses_total", "counter", [(f'{{code="{k}"}}', v) for k, v in sorted(self.statuses.items())])
+        codes = [(f'{{code="{_code(status)}"}}', value) for status, value in sorted(self.statuses.items())]
+        lines += _family("responses_total", "counter", codes)
         lines += _family("refused_total", "counter", [(f'{{code="{k}"}}', v) for k, v in sorted(self.refusals.items())])
         for name, value in now.items():
             lines += _family(name, "gauge", [("", value)])
@@ -92,6 +93,10 @@ class Metrics:
             sofar += self.gaps[edge]
             lines.append(f'{name}_bucket{{le="{"+Inf" if edge == float("inf") else edge}"}} {sofar}')
         return [*lines, f"{name}_sum {self.gap_sum_s:.6f}", f"{name}_count {sofar}"]
+
+
+def _code(status: int) -> str:
+    return str(status) if status in STATUSES else f"{status}xx"
 
 
 def _family(name: str, kind: str, rows: Iterable[tuple[str, float]]) -> list[str]:

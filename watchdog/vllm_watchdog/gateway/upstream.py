@@ -52,6 +52,11 @@ class Upstream(asyncio.Protocol):
         if len(body) >= HEAD_LIMIT:
             self.transport.write(body)
 
+    def send_on(self, data: bytes) -> None:
+        """More of a request's body."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
     def data_received(self, data: bytes) -> None:
         flow = self._flow
         if flow is None:

@@ -1,0 +1,71 @@
+"""The one response to one request, as the client gets it: passed on, broken off with a word, or our own.
+
+Knows the client's version of HTTP and whether its connection stays; nothing of engines.  Never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from vllm_watchdog.gateway import errors
+from vllm_watchdog.gateway.framing import Unchunked
+from vllm_watchdog.gateway.heads import RequestHead, ResponseHead, encode_response
+
+if TYPE_CHECKING:
+    from vllm_watchdog.gateway.downstream import Downstream
+
+
+class Reply:
+    """The functions return whether the connection stays open for another request."""
+
+    __slots__ = ("_down", "_request")
+
+    def __init__(self, down: Downstream, request: RequestHead) -> None:
+        self._down, self._request = down, request
+
+    def begin(self, answer: ResponseHead, data: bytes) -> Callable[[bytes], object]:
+        """Writes the engine's head and first bytes; where the rest goes."""
+        request, write = self._request, self._down.write
+        head = encode_response(answer, request.http11, self.stays(answer))
+        if not answer.chunked or request.http11:
+            write(head + data)
+            return write
+        unchunked = Unchunked(write)
+        write(head)
+        unchunked(data)
+        return unchunked
+
+    def stays(self, answer: ResponseHead) -> bool:
+        """After this response, if it ends as it should."""
+        request, down = self._request, self._down
+        if not request.keep_alive or down.body_pending or down.draining:
+            return False
+        if answer.chunked:
+            return request.http11
+        return answer.length is not None or answer.bodiless or request.method == b"HEAD"
+
+    def cut(self, answer: ResponseHead, refusal: errors.Refusal, insertable: bool) -> bool | None:
+        """The rest will not come: says so inside where the form allows it.  None: it is broken off instead."""
+        if not answer.event_stream or not insertable:
+            self._down.broken(delimited=(answer.chunked and self._request.http11) or answer.length is not None)
+            return None
+        if not answer.chunked or not self._request.http11:
+            self._down.write(errors.event(refusal))
+            return False
+        self._down.write(errors.chunk(errors.event(refusal)) + errors.LAST_CHUNK)
+        return self.stays(answer)
+
+    def refuse(self, refusal: errors.Refusal) -> bool:
+        keep_alive = self._own_stays()
+        self._down.write(errors.response(refusal, keep_alive, self._request.method == b"HEAD"))
+        return keep_alive
+
+    def own(self, status: int, body: bytes, kind: str) -> bool:
+        keep_alive = self._own_stays()
+        self._down.write(errors.answer(status, body, kind, keep_alive, self._request.method == b"HEAD"))
+        return keep_alive
+
+    def _own_stays(self) -> bool:
+        request, down = self._request, self._down
+        return request.keep_alive and request.http11 and not down.body_pending and not down.draining
