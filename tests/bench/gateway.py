@@ -36,9 +36,13 @@ SECONDS = 3.0
 POSTS, POSTERS = 4000, 16
 HOST = "127.0.0.1"
 STREAM = re.compile(rb'"stream": ?true')
-CHUNK = b"data: " + b'{"id":"cmpl-0","object":"text_completion","choices":[{"index":0,"text":" word"}]}'.ljust(205) + b"\n\n"
+CHUNK = (
+    b"data: "
+    + b'{"id":"cmpl-0","object":"text_completion","choices":[{"index":0,"text":" word"}]}'.ljust(205)
+    + b"\n\n"
+)
 CHUNK = b"%x\r\n%b\r\n" % (len(CHUNK), CHUNK)
-HEAD = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+HEAD = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 WHOLE = b'{"id":"cmpl-0","object":"text_completion","model":"m","choices":[{"index":0,"text":"word"}],"usage":{}}'
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
 
@@ -60,7 +64,7 @@ class Engine(asyncio.Protocol):
             body, self.buffer = self.buffer[at + 4 : at + 4 + length], self.buffer[at + 4 + length :]
             if not head.startswith(b"post"):
                 self.answer(MODELS if b"/v1/models" in head else b"{}")
-            elif STREAM.search(body):       # vllm-router adds flags of its own
+            elif STREAM.search(body):  # vllm-router adds flags of its own
                 self.transport.write(HEAD + CHUNK)
                 asyncio.get_running_loop().call_later(TOKEN_S, self.token, TOKENS - 1)
             else:
@@ -70,7 +74,9 @@ class Engine(asyncio.Protocol):
         self.gone = True
 
     def answer(self, body: bytes) -> None:
-        self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        self.transport.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
 
     def token(self, left: int) -> None:
         if self.gone:
@@ -93,8 +99,10 @@ class Client(asyncio.Protocol):
 
     def __init__(self, stream: bool, end: float, left: int, first_s: list[float], done: asyncio.Event) -> None:
         body = json.dumps({"model": "m", "prompt": "a few words", "max_tokens": TOKENS, "stream": stream}).encode()
-        self.request = (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-                        % len(body)) + body
+        self.request = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
+        ) + body
         self.stream = stream
         self.end, self.left, self.first_s, self.done = end, left, first_s, done
         self.chunks, self.answers = 0, 0
@@ -144,8 +152,11 @@ async def load(port: int, count: int, stream: bool, each: int) -> dict[str, obje
     await asyncio.wait_for(asyncio.gather(*(client.done.wait() for client in clients)), 90)
     for client in clients:
         client.transport.close()
-    return {"chunks": sum(client.chunks for client in clients), "answers": sum(client.answers for client in clients),
-            "first_s": first_s[len(first_s) // 5 :]}
+    return {
+        "chunks": sum(client.chunks for client in clients),
+        "answers": sum(client.answers for client in clients),
+        "first_s": first_s[len(first_s) // 5 :],
+    }
 
 
 # -- the contenders
@@ -174,13 +185,26 @@ def process(command: list[str], port: int) -> Iterator[psutil.Process]:
 
 
 def gateway(folder: Path, engine_port: int, port: int) -> list[str]:
-    (folder / "route.json").write_text(json.dumps({"version": 1, "services": [{"name": "s", "models": ["m"], "serving": {
-        "engine": "e", "generation": 1, "host": HOST, "port": engine_port}}]}))
-    code = (
-        "from pathlib import Path; from vllm_watchdog.gateway.app import run; from vllm_watchdog.gateway.plan import GatewayPlan;"
-        f"run(GatewayPlan({HOST!r}, {port}, Path({str(folder / 'no.sock')!r}), Path({str(folder / 'route.json')!r}), drain_s=0))"
+    (folder / "route.json").write_text(
+        json.dumps(
+            {
+                "version": 1,
+                "services": [
+                    {
+                        "name": "s",
+                        "models": ["m"],
+                        "serving": {"engine": "e", "generation": 1, "host": HOST, "port": engine_port},
+                    }
+                ],
+            }
+        )
     )
-    return [sys.executable, "-c", code]
+    code = (
+        "import sys; from pathlib import Path; from vllm_watchdog.gateway.app import run;"
+        "from vllm_watchdog.gateway.plan import GatewayPlan; folder = Path(sys.argv[1]);"
+        "run(GatewayPlan(sys.argv[2], int(sys.argv[3]), folder / 'no.sock', folder / 'route.json', drain_s=0))"
+    )
+    return [sys.executable, "-c", code, str(folder), HOST, str(port)]
 
 
 def nginx(folder: Path, engine_port: int, port: int) -> list[str] | None:
@@ -204,11 +228,28 @@ def router(folder: Path, engine_port: int, port: int) -> list[str] | None:
     if not found:
         venv.create(folder / "router", with_pip=True)
         found = str(folder / "router/bin/vllm-router")
-        subprocess.run([str(folder / "router/bin/pip"), "install", "-q", "vllm-router"], check=False, capture_output=True)
+        subprocess.run(
+            [str(folder / "router/bin/pip"), "install", "-q", "vllm-router"], check=False, capture_output=True
+        )
     if not Path(found).exists():
         return None
-    return [found, "--host", HOST, "--port", str(port), "--worker-urls", f"http://{HOST}:{engine_port}", "--policy", "round_robin",
-            "--prometheus-port", str(free_port()), "--log-level", "error", "--max-concurrent-requests", "1000"]
+    return [
+        found,
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+        "--worker-urls",
+        f"http://{HOST}:{engine_port}",
+        "--policy",
+        "round_robin",
+        "--prometheus-port",
+        str(free_port()),
+        "--log-level",
+        "error",
+        "--max-concurrent-requests",
+        "1000",
+    ]
 
 
 def cpu_s(process: psutil.Process) -> float:
@@ -219,15 +260,26 @@ def cpu_s(process: psutil.Process) -> float:
 def measured(port: int, proxy: psutil.Process | None) -> dict[str, float]:
     """One round of one contender."""
     figures: dict[str, float] = {}
-    for name, count, stream, each in (("64", 64, True, -1), ("256", 256, True, -1), ("posts", POSTERS, False, POSTS // POSTERS)):
+    for name, count, stream, each in (
+        ("64", 64, True, -1),
+        ("256", 256, True, -1),
+        ("posts", POSTERS, False, POSTS // POSTERS),
+    ):
         before = cpu_s(proxy) if proxy else 0.0
-        output = subprocess.run([sys.executable, __file__, "load", str(port), str(count), str(int(stream)), str(each)],
-                                check=True, capture_output=True, text=True, timeout=120).stdout
+        output = subprocess.run(
+            [sys.executable, __file__, "load", str(port), str(count), str(int(stream)), str(each)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        ).stdout
         got = json.loads(output)
         spent = (cpu_s(proxy) if proxy else 0.0) - before
         figures[f"cpu {name}"] = spent * 1e6 / (got["chunks"] if stream else got["answers"])
         if stream:
-            figures[f"p50 {name}"], figures[f"p99 {name}"] = (quantiles(got["first_s"], n=100)[at] * 1e6 for at in (49, 98))
+            figures[f"p50 {name}"], figures[f"p99 {name}"] = (
+                quantiles(got["first_s"], n=100)[at] * 1e6 for at in (49, 98)
+            )
     return figures
 
 
@@ -256,17 +308,27 @@ def main(rounds: int) -> None:
 
 
 def show(results: dict[str, list[dict[str, float]]]) -> None:
-    table = {title: {key: median(each[key] for each in rounds) for key in rounds[0]} for title, rounds in results.items()}
+    table = {
+        title: {key: median(each[key] for each in rounds) for key in rounds[0]} for title, rounds in results.items()
+    }
     direct = table.pop("direct")
-    rows = {title: {
-        "CPU s/M chunks, 64": row["cpu 64"], "CPU s/M chunks, 256": row["cpu 256"], "CPU s/M POSTs": row["cpu posts"],
-        "first chunk +us p50, 256": row["p50 256"] - direct["p50 256"],
-        "first chunk +us p99, 256": row["p99 256"] - direct["p99 256"],
-    } for title, row in table.items()}
+    rows = {
+        title: {
+            "CPU s/M chunks, 64": row["cpu 64"],
+            "CPU s/M chunks, 256": row["cpu 256"],
+            "CPU s/M POSTs": row["cpu posts"],
+            "first chunk +us p50, 256": row["p50 256"] - direct["p50 256"],
+            "first chunk +us p99, 256": row["p99 256"] - direct["p99 256"],
+        }
+        for title, row in table.items()
+    }
     print(f"direct: first chunk p50 {direct['p50 256']:.0f} us, p99 {direct['p99 256']:.0f} us at 256 streams")
     for key in rows["gateway"]:
-        others = "  ".join(f"{title} {row[key]:9.1f} (x{rows['gateway'][key] / row[key]:.2f})" for title, row in rows.items()
-                           if title != "gateway")
+        others = "  ".join(
+            f"{title} {row[key]:9.1f} (x{rows['gateway'][key] / row[key]:.2f})"
+            for title, row in rows.items()
+            if title != "gateway"
+        )
         print(f"{key:26} gateway {rows['gateway'][key]:9.1f}  {others}")
 
 

@@ -105,6 +105,19 @@ def test_patience_that_is_at_its_end_takes_evidence_first(phase: Phase) -> None:
     assert (after.phase, actions, after.charged) == (P.DUMPING, (Do.DUMP,), True)
 
 
+def test_a_spawn_that_is_never_answered_is_killed_whatever_it_became() -> None:
+    after, actions = step(State(P.STARTING, wanted=True, deadline=9), Event(9, S.TIMEOUT), QUICK)
+    assert (after.phase, actions, after.charged) == (P.KILLING, (Do.KILL,), True)
+
+
+def test_an_engine_whose_budget_is_spent_is_held_when_it_is_wanted_and_not_started() -> None:
+    spent = State(failures=(0.0,) * (QUICK.budget + 1))
+    after, actions = step(spent, Event(QUICK.window_s - 1, S.WANT), QUICK)
+    assert (after.phase, actions) == (P.HELD, (Do.PAGE,))
+    assert step(spent, Event(QUICK.window_s, S.WANT), QUICK)[0].phase is P.RELEASING, "the window is over"
+    assert step(spent, Event(1, S.START), QUICK)[0].phase is P.RELEASING, "a human has forgiven it"
+
+
 @pytest.mark.parametrize("phase", [P.RELEASING, P.BACKOFF])
 def test_a_wait_for_what_nobody_wants_is_given_up(phase: Phase) -> None:
     assert step(State(phase, wanted=True, deadline=9), Event(5, S.UNWANT), QUICK) == (State(), ())

@@ -98,7 +98,9 @@ def chunk(data: bytes) -> bytes:
 
 
 async def echo(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
-    body = json.dumps({"by": backend.name, "method": asked.method, "target": asked.target, "size": len(asked.body)}).encode()
+    body = json.dumps(
+        {"by": backend.name, "method": asked.method, "target": asked.target, "size": len(asked.body)}
+    ).encode()
     writer.write(ok(body if asked.method != "HEAD" else b""))
 
 
@@ -112,7 +114,7 @@ class Backend:
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
     accepted: int = 0
-    gone: int = 0           # connections that ended while a request was being answered
+    gone: int = 0  # connections that ended while a request was being answered
 
     async def start(self, port: int = 0) -> Backend:
         self.writers: set[asyncio.StreamWriter] = set()
@@ -200,7 +202,9 @@ class Bench:
 
     def gauge(self, name: str) -> float:
         text = self.gateway.dispatcher.own._metrics()[1].decode()  # type: ignore[attr-defined]
-        return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"llm_watchdog_gateway_{name} "))
+        return next(
+            float(line.split()[1]) for line in text.splitlines() if line.startswith(f"llm_watchdog_gateway_{name} ")
+        )
 
 
 @asynccontextmanager
@@ -208,8 +212,15 @@ async def running(*, private: bool = False, **plan: Any) -> AsyncIterator[Bench]
     said: list[tuple[str, dict[str, Any]]] = []
     with TemporaryDirectory() as name:
         folder = Path(name)
-        settings = {"host": "127.0.0.1", "port": 0, "control": folder / "control.sock", "route_file": folder / "route.json",
-                    "drain_s": 0.0, "admin": folder / "admin.sock" if private else None, **plan}
+        settings = {
+            "host": "127.0.0.1",
+            "port": 0,
+            "control": folder / "control.sock",
+            "route_file": folder / "route.json",
+            "drain_s": 0.0,
+            "admin": folder / "admin.sock" if private else None,
+            **plan,
+        }
         before = asyncio.all_tasks()
         gateway = Gateway(GatewayPlan(**settings), lambda event, /, **fields: said.append((event, fields)))
         told: list[tuple[Target, list[Casualty]]] = []

@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-
 from tests.gateway.harness import (
     SSE_HEAD,
     Answer,
@@ -23,6 +22,8 @@ from tests.gateway.harness import (
     running,
     until,
 )
+
+from vllm_watchdog.gateway import relay
 from vllm_watchdog.gateway.report import Casualty
 
 
@@ -30,7 +31,9 @@ async def hang(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, rea
     await asyncio.Event().wait()
 
 
-async def hang_headed(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
+async def hang_headed(
+    backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader
+) -> None:
     """As vLLM does with a stream: the head at once, the first token after the prompt."""
     writer.write(SSE_HEAD)
     await asyncio.Event().wait()
@@ -41,14 +44,18 @@ async def begin(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, re
     await asyncio.Event().wait()
 
 
-async def last_words(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
+async def last_words(
+    backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader
+) -> None:
     """As vLLM after its core has died: 500, then /health 503, then the port closes."""
     backend.health = 503
     writer.write(ok(b'{"error":{"message":"EngineCore encountered an issue"}}', "500 Internal Server Error"))
     asyncio.get_running_loop().call_later(0.2, backend.die)
 
 
-async def last_event(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
+async def last_event(
+    backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader
+) -> None:
     backend.health = 503
     writer.write(SSE_HEAD + chunk(b'data: {"error": {"message": "EngineCore encountered an issue"}}\n\n'))
     writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
@@ -147,7 +154,7 @@ def test_a_hot_backup_takes_over_at_once() -> None:
             bench.serve(first.serving())
             client = await ask(bench)
             await until(lambda: first.asked, "the engine has it")
-            bench.serve(second.serving())       # the route may come before the death is seen
+            bench.serve(second.serving())  # the route may come before the death is seen
             await asyncio.sleep(0.02)
             assert not second.asked, "the first may still answer"
             first.die()
@@ -168,7 +175,7 @@ def test_an_engine_that_comes_back_under_the_same_name_is_used_again() -> None:
             first.die()
             await until(lambda: bench.gauge("holding") == 1, "it waits")
             again = await Backend(echo, "first").start(first.port)
-            assert (await client.answer()).status == 200      # without a word from the daemon
+            assert (await client.answer()).status == 200  # without a word from the daemon
             bench.serve(again.serving(2))
             assert (await bench.complete()).status == 200
             client.close()
@@ -191,7 +198,7 @@ def test_a_response_that_has_begun_ends_with_an_error_event() -> None:
             assert event.endswith(b"\n\n")
             assert json.loads(event.split(b"data: ")[1])["error"]["code"] == "engine_died"
             assert await client.chunk() == b""
-            client.send(request("GET", "/health"))      # the connection is as good as before
+            client.send(request("GET", "/health"))  # the connection is as good as before
             assert (await client.answer()).status == 200
             client.close()
             await until(lambda: bench.told, "the death is told")
@@ -206,7 +213,9 @@ def test_a_broken_answer_that_is_no_stream_is_visibly_short() -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
         await asyncio.Event().wait()
 
-    async def mid_chunk(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
+    async def mid_chunk(
+        backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader
+    ) -> None:
         writer.write(SSE_HEAD + b"100\r\ndata: half")
         await asyncio.Event().wait()
 
@@ -243,7 +252,8 @@ def test_what_is_not_safe_to_repeat_is_sent_once() -> None:
     run(work())
 
 
-def test_an_error_of_an_engine_that_lives_passes_unchanged() -> None:
+def test_an_error_of_an_engine_that_lives_passes_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(relay.last_words_s, 500, 0.4)
     raw = ok(b'{"error":"bug"}', "500 Internal Server Error")
 
     async def say(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
@@ -254,10 +264,12 @@ def test_an_error_of_an_engine_that_lives_passes_unchanged() -> None:
         async with running() as bench:
             bench.serve(backend.serving())
             loop = asyncio.get_running_loop()
-            for status, limit_s in ((500, 1.9), (503, 0.6)):
+            for status, limit_s in ((500, 0.8), (503, 0.6)):
                 began = loop.time()
                 client = await ask(bench, b"%d" % status)
-                assert (await client.answer()).head == (raw if status == 500 else raw.replace(b"500", b"503")).partition(b"{")[0]
+                assert (await client.answer()).head == (
+                    raw if status == 500 else raw.replace(b"500", b"503")
+                ).partition(b"{")[0]
                 assert loop.time() - began < limit_s
                 client.close()
             assert len(backend.asked) == 2
@@ -266,7 +278,9 @@ def test_an_error_of_an_engine_that_lives_passes_unchanged() -> None:
 
 
 def test_an_engine_that_only_hangs_up_is_asked_twice() -> None:
-    async def hang_up(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
+    async def hang_up(
+        backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader
+    ) -> None:
         writer.transport.abort()
 
     async def work() -> None:
@@ -285,7 +299,7 @@ def test_an_idle_connection_that_the_engine_closed_costs_nothing() -> None:
         writer.write(ok(b"1"))
         if len(backend.asked) == 1:
             await reader.readuntil(b"\r\n\r\n")
-            writer.transport.abort()    # just as the next request is on its way
+            writer.transport.abort()  # just as the next request is on its way
 
     async def work() -> None:
         backend = await Backend(once).start()
@@ -318,7 +332,9 @@ def test_no_more_requests_than_the_route_allows_are_at_the_engine() -> None:
     async def work() -> None:
         most = 0
 
-        async def slowly(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
+        async def slowly(
+            backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader
+        ) -> None:
             nonlocal most
             most = max(most, int(bench.gauge("in_flight")))
             await asyncio.sleep(0.01)
@@ -339,7 +355,7 @@ def test_health_and_models_answer_for_the_service() -> None:
         backend = await Backend().start()
         async with running(hold_s=0.3) as bench:
             bench.serve(None, why="loading")
-            assert (await bench.ask("GET", "/health")).status == 200      # requests are being held
+            assert (await bench.ask("GET", "/health")).status == 200  # requests are being held
             models = await bench.ask("GET", "/v1/models")
             assert [card["id"] for card in models.json["data"]] == ["m"]
             await asyncio.sleep(0.35)
@@ -348,7 +364,7 @@ def test_health_and_models_answer_for_the_service() -> None:
             bench.serve(backend.serving())
             assert (await bench.ask("GET", "/health")).status == 200
             assert (await bench.ask("HEAD", "/health")).body == b""
-            assert (await bench.ask("GET", "/v1/models")).json["target"] == "/v1/models"       # the engine's own
+            assert (await bench.ask("GET", "/v1/models")).json["target"] == "/v1/models"  # the engine's own
 
     run(work())
 
@@ -454,7 +470,9 @@ def test_operators_see_and_clear_the_quarantine_on_the_private_socket() -> None:
             assert (await private("DELETE", f"/gateway/quarantine/{entry['hash']}")).json == {"cleared": 1}
             assert (await bench.ask("POST", "/v1/completions", b"p" * 5000)).json["by"] == "second"
             assert (await private("GET", "/else")).status == 404
-            assert (await bench.ask("DELETE", "/gateway/quarantine")).json["by"] == "second"     # public: the engine's affair
+            assert (await bench.ask("DELETE", "/gateway/quarantine")).json[
+                "by"
+            ] == "second"  # public: the engine's affair
 
     run(work())
 
@@ -482,7 +500,9 @@ def test_a_stop_drains_and_then_says_so() -> None:
     async def work() -> None:
         step = asyncio.Event()
 
-        async def wait(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
+        async def wait(
+            backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader
+        ) -> None:
             writer.write(SSE_HEAD + chunk(b"data: 1\n\n"))
             if asked.body == b"short":
                 await step.wait()

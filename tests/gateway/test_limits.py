@@ -10,15 +10,23 @@ import socket
 import struct
 
 import pytest
-
 from tests.gateway.harness import SSE_HEAD, Asked, Backend, Bench, chunk, echo, ok, request, run, running, until
 
 BAD = {
     "two lengths": (400, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello"),
-    "length and chunks": (400, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
-    "chunks and length": (400, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n"),
+    "length and chunks": (
+        400,
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ),
+    "chunks and length": (
+        400,
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    ),
     "unknown coding": (501, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
-    "twice chunked": (400, b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n"),
+    "twice chunked": (
+        400,
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ),
     "chunks in 1.0": (400, b"POST / HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
     "signed length": (400, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +5\r\n\r\nhello"),
     "folded": (400, b"GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n"),
@@ -34,12 +42,27 @@ BAD = {
     "expectation": (417, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nExpect: miracles\r\n\r\nx"),
     "TLS": (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
     "long head": (431, b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 70_000),
-    "bad chunk": (400, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n"),
-    "chunk too long": (400, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhello\r\n0\r\n\r\n"),
+    "bad chunk": (
+        400,
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n",
+    ),
+    "chunk too long": (
+        400,
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhello\r\n0\r\n\r\n",
+    ),
     "too large": (413, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n"),
-    "too large to stream": (413, b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\nExpect: 100-continue\r\n\r\n"),
-    "too many chunks": (413, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-                        + b"10000\r\n" + b"x" * 65536 + b"\r\n" + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 20),
+    "too large to stream": (
+        413,
+        b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\nExpect: 100-continue\r\n\r\n",
+    ),
+    "too many chunks": (
+        413,
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + b"10000\r\n"
+        + b"x" * 65536
+        + b"\r\n"
+        + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 20,
+    ),
 }
 
 
@@ -69,7 +92,9 @@ def test_a_streamed_body_over_the_limit_is_cut_off() -> None:
         async with running(max_body_bytes=1 << 20) as bench:
             bench.serve(backend.serving())
             client = await bench.connect()
-            client.send(b"POST /upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"x" * 65536) * 30)
+            client.send(
+                b"POST /upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"x" * 65536) * 30
+            )
             assert (await client.answer()).status == 413
             client.close()
             await until(lambda: not backend.connections, "the engine's connection is closed")
@@ -199,9 +224,11 @@ def test_more_than_was_asked_for_never_reaches_the_next_client() -> None:
 
 
 def test_any_cut_of_the_bytes_means_the_same() -> None:
-    data = request("POST", "/v1/completions", b"{}") + (
-        b"POST /upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n0\r\nT: 1\r\n\r\n"
-    ) + request("GET", "/last")
+    data = (
+        request("POST", "/v1/completions", b"{}")
+        + (b"POST /upload HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n0\r\nT: 1\r\n\r\n")
+        + request("GET", "/last")
+    )
 
     async def work() -> None:
         backend = await Backend().start()
@@ -223,6 +250,24 @@ def test_any_cut_of_the_bytes_means_the_same() -> None:
     run(work())
 
 
+def mutated(chance: random.Random) -> bytes:
+    """One to three requests, with some bytes changed or the end missing."""
+    data = bytearray(chance.choice(REQUESTS) * chance.randrange(1, 4))
+    for _ in range(chance.choice((0, 0, 1, 3))):
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    if chance.random() < 0.3:
+        del data[chance.randrange(len(data)) :]
+    return bytes(data)
+
+
+REQUESTS = (
+    request("POST", "/v1/completions", b'{"prompt":"x"}'),
+    request("GET", "/v1/models"),
+    request("POST", "/x", b"abc"),
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+)
+
+
 def test_noise_crashes_and_leaks_nothing() -> None:
     """Mutated requests, half-open connections, resets in the middle, against engines that answer, hang up or babble."""
     chance = random.Random(11)
@@ -242,19 +287,12 @@ def test_noise_crashes_and_leaks_nothing() -> None:
             writer.transport.abort()
 
     async def one(bench: Bench) -> None:
-        data = bytearray(chance.choice((
-            request("POST", "/v1/completions", b'{"prompt":"x"}'), request("GET", "/v1/models"), request("POST", "/x", b"abc"),
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
-        )) * chance.randrange(1, 4))
-        for _ in range(chance.choice((0, 0, 1, 3))):
-            data[chance.randrange(len(data))] = chance.randrange(256)
-        if chance.random() < 0.3:
-            del data[chance.randrange(len(data)) :]
+        data = mutated(chance)
         client = await bench.connect()
         end = client.writer.get_extra_info("socket")
-        client.send(bytes(data))
+        client.send(data)
         await asyncio.sleep(chance.random() * 0.02)
-        if chance.random() < 0.3:       # a reset instead of an end
+        if chance.random() < 0.3:  # a reset instead of an end
             end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         elif chance.random() < 0.5:
             with contextlib.suppress(OSError):
@@ -281,6 +319,7 @@ def test_noise_crashes_and_leaks_nothing() -> None:
 
 def test_memory_stays_flat() -> None:
     """The short version of the bench's 100,000 requests."""
+
     async def say(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
         writer.write(SSE_HEAD + chunk(b"data: 1\n\n") * 3 + b"0\r\n\r\n")
 

@@ -7,7 +7,6 @@ import json
 import socket
 
 import pytest
-
 from tests.gateway.harness import SSE_HEAD, Asked, Backend, chunk, echo, ok, request, run, running, until
 
 
@@ -15,7 +14,9 @@ def test_a_request_reaches_the_engine_byte_for_byte() -> None:
     async def work() -> None:
         backend = await Backend().start()
         body = json.dumps({"model": "m", "prompt": "héllo"}).encode()
-        sent = request("POST", "/v1/completions?a=%20b", body, "X-Odd-CASE:   padded\r\nAuthorization: Bearer k\r\nEmpty:\r\n")
+        sent = request(
+            "POST", "/v1/completions?a=%20b", body, "X-Odd-CASE:   padded\r\nAuthorization: Bearer k\r\nEmpty:\r\n"
+        )
         async with running() as bench:
             bench.serve(backend.serving())
             client = await bench.connect()
@@ -24,8 +25,13 @@ def test_a_request_reaches_the_engine_byte_for_byte() -> None:
             client.close()
         asked = backend.asked[0]
         assert (asked.method, asked.target, asked.body) == ("POST", "/v1/completions?a=%20b", body)
-        assert asked.headers == [("Host", "test"), ("Content-Length", str(len(body))), ("X-Odd-CASE", "padded"),
-                                 ("Authorization", "Bearer k"), ("Empty", "")]
+        assert asked.headers == [
+            ("Host", "test"),
+            ("Content-Length", str(len(body))),
+            ("X-Odd-CASE", "padded"),
+            ("Authorization", "Bearer k"),
+            ("Empty", ""),
+        ]
 
     run(work())
 
@@ -39,7 +45,8 @@ def test_any_method_and_path_passes(method: str) -> None:
             answer = await bench.ask(method, "/some/path?x=1", b"12345" if method in ("POST", "PUT", "PATCH") else b"")
             assert answer.status == 200
         assert [(asked.method, asked.target, len(asked.body)) for asked in backend.asked] == [
-            (method, "/some/path?x=1", 5 if method in ("POST", "PUT", "PATCH") else 0)]
+            (method, "/some/path?x=1", 5 if method in ("POST", "PUT", "PATCH") else 0)
+        ]
 
     run(work())
 
@@ -72,8 +79,10 @@ def test_headers_for_one_hop_stay_on_their_hop() -> None:
         async with running() as bench:
             bench.serve(backend.serving())
             client = await bench.connect()
-            for _ in range(2):      # the engine closes, the client's connection stays
-                client.send(request("GET", "/x", more="Connection: keep-alive, X-Mine, Host\r\nX-Mine: 1\r\nTE: trailers\r\n"))
+            for _ in range(2):  # the engine closes, the client's connection stays
+                client.send(
+                    request("GET", "/x", more="Connection: keep-alive, X-Mine, Host\r\nX-Mine: 1\r\nTE: trailers\r\n")
+                )
                 answer = await client.answer()
                 assert answer.status == 200
                 assert set(answer.headers) == {"content-type", "x-end", "content-length"}
@@ -104,11 +113,15 @@ def test_pipelined_requests_are_answered_in_order() -> None:
         async with running() as bench:
             bench.serve(backend.serving())
             client = await bench.connect()
-            client.send(b"".join(request("POST", "/v1/completions", b"x" * n) + request("GET", f"/g{n}") for n in range(1, 40)))
+            client.send(
+                b"".join(request("POST", "/v1/completions", b"x" * n) + request("GET", f"/g{n}") for n in range(1, 40))
+            )
             for n in range(1, 40):
                 assert (await client.answer()).json["size"] == n
                 assert (await client.answer()).json["target"] == f"/g{n}"
-            client.send(b"\r\n\r\n" + request("GET", "/health") * 3000)     # answered here, far more than the stack is deep
+            client.send(
+                b"\r\n\r\n" + request("GET", "/health") * 3000
+            )  # answered here, far more than the stack is deep
             for _ in range(3000):
                 assert (await client.answer()).status == 200
             client.close()
@@ -122,7 +135,9 @@ def test_a_stream_arrives_chunk_by_chunk() -> None:
     async def work() -> None:
         step = gate()
 
-        async def stream(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
+        async def stream(
+            backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader
+        ) -> None:
             writer.write(SSE_HEAD)
             for n in range(5):
                 writer.write(chunk(b"data: %d\n\n" % n))
@@ -138,7 +153,7 @@ def test_a_stream_arrives_chunk_by_chunk() -> None:
             head = await client.head()
             assert head.head == SSE_HEAD
             for n in range(5):
-                assert await client.chunk() == b"data: %d\n\n" % n      # before the next one exists
+                assert await client.chunk() == b"data: %d\n\n" % n  # before the next one exists
                 step.set()
             assert await client.chunk() == b""
             client.send(request("GET", "/version"))
@@ -151,10 +166,13 @@ def test_a_stream_arrives_chunk_by_chunk() -> None:
 
 def test_the_head_of_a_stream_waits_for_its_first_event() -> None:
     """vLLM sends it before the prompt is read; without it the request can still go to another engine."""
+
     async def work() -> None:
         step = asyncio.Event()
 
-        async def stream(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
+        async def stream(
+            backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader
+        ) -> None:
             writer.write(SSE_HEAD)
             await step.wait()
             writer.write(chunk(b"data: 1\n\n") + b"0\r\n\r\n")
@@ -175,7 +193,9 @@ def test_the_head_of_a_stream_waits_for_its_first_event() -> None:
 
 
 def test_an_old_client_gets_the_stream_without_chunks() -> None:
-    async def stream(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
+    async def stream(
+        backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader
+    ) -> None:
         writer.write(SSE_HEAD + chunk(b"data: 1\n\n"))
         await asyncio.sleep(0.01)
         writer.write(chunk(b"data: 2\n\n")[:5])
@@ -237,7 +257,9 @@ def test_a_chunked_body_is_handed_on_with_its_length() -> None:
         async with running() as bench:
             bench.serve(backend.serving())
             client = await bench.connect()
-            client.send(request("PUT", "/v1/completions").replace(b"PUT", b"POST")[:-2] + b"Transfer-Encoding: chunked\r\n\r\n")
+            client.send(
+                request("PUT", "/v1/completions").replace(b"PUT", b"POST")[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"
+            )
             for part in (b"5\r", b"\nhello\r\n", b"6;x=y\r\n world", b"\r\n0\r\nTrailer: 1\r\n", b"\r\n"):
                 client.send(part)
                 await asyncio.sleep(0.002)
@@ -251,6 +273,7 @@ def test_a_chunked_body_is_handed_on_with_its_length() -> None:
 
 def test_a_body_for_an_unknown_path_streams_through() -> None:
     """With backpressure: the gateway never holds it whole."""
+
     async def work() -> None:
         backend = await Backend().start()
         async with running(max_body_bytes=16 << 20) as bench:
@@ -275,7 +298,9 @@ def test_expect_is_answered_and_not_passed_on() -> None:
             bench.serve(backend.serving())
             for path in ("/v1/completions", "/unknown"):
                 client = await bench.connect()
-                client.send(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-Continue\r\n\r\n".encode())
+                client.send(
+                    f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-Continue\r\n\r\n".encode()
+                )
                 assert (await client.head()).status == 100
                 client.send(b"{}")
                 assert (await client.answer()).status == 200
@@ -362,7 +387,9 @@ def test_both_sides_have_no_delay() -> None:
 
 
 def test_a_switch_of_protocols_is_tunnelled() -> None:
-    async def switch(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
+    async def switch(
+        backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader
+    ) -> None:
         assert asked.header("upgrade") == "websocket"
         assert asked.header("connection") == "Upgrade"
         writer.write(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
@@ -390,13 +417,22 @@ def test_requests_go_by_model_where_there_are_several_services() -> None:
     async def work() -> None:
         one, two = await Backend(echo, "one").start(), await Backend(echo, "two").start()
         async with running() as bench:
-            bench.gateway.plan.route_file.write_text(json.dumps({"version": 1, "services": [
-                {"name": "s1", "models": ["a"], "serving": one.serving()},
-                {"name": "s2", "models": ["b"], "serving": two.serving()},
-            ]}))
+            bench.gateway.plan.route_file.write_text(
+                json.dumps(
+                    {
+                        "version": 1,
+                        "services": [
+                            {"name": "s1", "models": ["a"], "serving": one.serving()},
+                            {"name": "s2", "models": ["b"], "serving": two.serving()},
+                        ],
+                    }
+                )
+            )
             bench.gateway.follow.read_file()
             for model, by in (("a", "one"), ("b", "two"), ("unknown", "one")):
-                answer = await bench.ask("POST", "/v1/completions", json.dumps({"model": model, "prompt": '"model": "b"'}).encode())
+                answer = await bench.ask(
+                    "POST", "/v1/completions", json.dumps({"model": model, "prompt": '"model": "b"'}).encode()
+                )
                 assert answer.json["by"] == by
             models = await bench.ask("GET", "/v1/models")
             assert [card["id"] for card in models.json["data"]] == ["a", "b"]

@@ -15,11 +15,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-
 from tests.gateway.harness import Answer, Bench, request, run, running, until
+
 from vllm_watchdog.gateway.routes import Target
 from vllm_watchdog.gateway.vitals import health
-
 
 RUNNING: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -38,7 +37,8 @@ class Sim:
         command = [sys.executable, "-m", "vllm_watchdog.sim", "serve", "--model", "m", "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--sim-load-s", "0", "--sim-token-s", "0.005", *self.flags]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         RUNNING[self.process.pid] = self.process
         target = Target(self.name, self.generation, "127.0.0.1", self.port)
         for _ in range(400):
@@ -56,7 +56,7 @@ class Sim:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)      # of its own session: a stranger can't be in it
+        os.killpg(process.pid, signal.SIGKILL)  # of its own session: a stranger can't be in it
     process.wait(5)
     RUNNING.pop(process.pid, None)
 

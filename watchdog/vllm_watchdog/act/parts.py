@@ -78,7 +78,11 @@ class Part:
 
 
 def log_tail(scene: Scene, _: float) -> str:
-    return b"\n".join(_tail(_launch(scene).log_path).split(b"\n")[-LOG_LINES - 1 :]).decode(errors="replace")
+    try:
+        tail = _tail(_launch(scene).log_path)
+    except FileNotFoundError:
+        raise AbsentError("the engine never ran") from None
+    return b"\n".join(tail.split(b"\n")[-LOG_LINES - 1 :]).decode(errors="replace")
 
 
 def _tail(path: Path) -> bytes:
@@ -117,6 +121,8 @@ def _processes(ours: frozenset[int]) -> Iterator[tuple[int, int, int, int, str]]
 
 
 def metrics(scene: Scene, deadline_s: float) -> str:
+    if not scene.pids:
+        raise AbsentError("no process of the engine was alive")     # a stranger may answer on its port
     return _get(_launch(scene).url + "/metrics", deadline_s).decode(errors="replace")
 
 

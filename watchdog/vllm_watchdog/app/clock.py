@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from apscheduler.schedulers.background import BackgroundScheduler
+
+# A wake that falls out because the last one is not over yet is meant, and no warning.
+logging.getLogger("apscheduler").setLevel(logging.ERROR)
 
 
 class Sampling:

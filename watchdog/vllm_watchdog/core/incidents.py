@@ -53,6 +53,7 @@ class Incident:
     touched_at: float                   # last time a symptom joined
     wall_resolved: float | None = None
     text: str = ""                      # the sentence that proves the cause
+    page: str = ""                      # why only a human can help, empty while the watchdog still acts
     timeline: tuple[Entry, ...] = ()
     findings: tuple[Finding, ...] = ()
     evidence: tuple[str, ...] = ()      # folders

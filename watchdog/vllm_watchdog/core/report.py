@@ -31,7 +31,7 @@ def report(world: World) -> dict[str, Any]:
         "host": _known(world.host, _host),
         "kernel_log": {"unknown": world.kernel.why} if world.kernel else "read",
         "incidents": [
-            {"id": i.id, "service": i.service, "class": i.class_, "urgency": i.urgency.value, "text": i.text,
+            {"id": i.id, "service": i.service, "class": i.class_, "urgency": i.urgency.value, "text": i.page or i.text,
              "opened": round(i.wall_opened, 3)}
             for i in world.incidents
         ],

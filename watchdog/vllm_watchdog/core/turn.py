@@ -138,7 +138,8 @@ class Turn:
     def _page(self, name: str) -> None:
         engine = self.world.engine(name)
         class_, text = PAGES[engine.phase](self.world, engine)
-        self.symptom(name, class_, Urgency.PAGE, text)
+        incident = self.symptom(name, class_, Urgency.PAGE, text)
+        self.world = self.world.with_incident(replace(incident, page=text))
 
     def send(self, kind: type[Kill] | type[Term] | type[Drain], name: str) -> None:
         self.do(kind(self.world.engine(name).mark))

@@ -56,6 +56,8 @@ class Deaths:
 
     def cut(self, exchange: Exchange, station: Station) -> None:
         """A begun response broke off: it will be missing among those in flight when the death is certain."""
+        if station.dead:
+            return      # it was counted among those in flight
         if len(station.lost) < lost_limit:
             station.lost.append(casualty(exchange, self._gate.now(), "cut"))
         self.doubt(station)
@@ -130,8 +132,8 @@ class Deaths:
         if verdict in REFUSALS:
             exchange.refuse(REFUSALS[verdict])
             return verdict.value
-        if not exchange.repeatable:
-            exchange.refuse(errors.ENGINE_DIED)
+        if exchange.kind is Kind.OTHER or (exchange.reached and not exchange.repeatable):
+            exchange.refuse(errors.ENGINE_DIED if exchange.reached else errors.NOT_SERVING)
             return "cut"
         exchange.retreat()
         station.leave(exchange)

@@ -120,12 +120,11 @@ class Downstream(asyncio.Protocol):
         self._deadline = inf
         plan = self._gate.plan
         exchange = self.exchange = self._gate.open(self, head)
-        if not head.has_body:
-            self._take = self._read_ahead
-            exchange.ready(b"")
-            return
         if head.length is not None and head.length > plan.max_body_bytes:
             self.refuse(errors.BODY_TOO_LARGE)
+            return
+        if not head.chunked and len(self._buffer) >= (head.length or 0):
+            self._have_whole(exchange, head.length or 0)
             return
         if head.expects and not self._buffer:
             self.transport.write(CONTINUE)
@@ -139,6 +138,17 @@ class Downstream(asyncio.Protocol):
         else:
             self._take = self._read_whole
             self._take_buffer()
+
+    def _have_whole(self, exchange: Exchange, size: int) -> None:
+        """The usual case: the body came with its head, or there is none."""
+        body, self._buffer = self._buffer[:size], self._buffer[size:]
+        self._take = self._read_ahead
+        self._charged = size
+        if not self._gate.charge(size):
+            self.refuse(errors.NO_MEMORY)
+            return
+        self._charged = 0       # the exchange's now
+        exchange.ready(body)
 
     def _take_buffer(self) -> None:
         rest, self._buffer = self._buffer, b""

@@ -23,7 +23,7 @@ CACHED = 256        # response heads, parsed
 HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"})
 NEVER_NAMED = frozenset({b"host", b"content-length"})   # a client must not hide a length from the engine
 NOT_SENT_ON = HOP_BY_HOP | {b"expect"}          # which we answer ourselves
-USUAL = ([], [b"keep-alive"], [b"close"])       # members of Connection
+USUAL: tuple[list[bytes], ...] = ([], [b"keep-alive"], [b"close"])       # members of Connection
 NOTED = HOP_BY_HOP | NEVER_NAMED | {b"expect", b"x-no-replay", b"content-type"}
 BODILESS = frozenset({204, 304})
 
@@ -52,10 +52,6 @@ class RequestHead(NamedTuple):
     expects: bool
     upgrade: bytes | None
     no_replay: bool
-
-    @property
-    def has_body(self) -> bool:
-        return self.chunked or bool(self.length)
 
 
 class ResponseHead(NamedTuple):

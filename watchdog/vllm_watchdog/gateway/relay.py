@@ -50,8 +50,8 @@ class Exchange:
     `reached`: the engine may have seen it, so it may be why the engine died."""
 
     __slots__ = ("_answer", "_broken", "_digest", "_ended", "_gate", "_kept", "_reply", "_resent", "_task", "_timer",
-                 "_upstream", "alone", "at", "body", "deaths", "down", "gap_at", "head", "id", "kind", "line", "phase", "reached",
-                 "size", "station")
+                 "_upstream", "alone", "at", "body", "deaths", "down", "gap_at", "head", "id", "kind", "line", "phase",
+                 "reached", "size", "station")
 
     def __init__(self, gate: Dispatcher, down: Downstream, head: RequestHead, kind: Kind, id_: int) -> None:
         self._gate, self.down, self.head, self.kind, self.id = gate, down, head, kind, id_

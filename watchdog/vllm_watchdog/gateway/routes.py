@@ -96,8 +96,8 @@ def model_of(body: bytes) -> str | None:
     Inside a JSON string the quotes are escaped, so a prompt can't pretend to be the key.
     """
     found: set[bytes] = set(MODEL.findall(body))
-    if len(found) == 1 and b"\\" not in (only := found.pop()):
-        return str(only, "utf-8", "replace")
+    if len(found) == 1 and not any(b"\\" in only for only in found):
+        return str(found.pop(), "utf-8", "replace")
     if not found or len(body) > PARSE_LIMIT:
         return None
     try:

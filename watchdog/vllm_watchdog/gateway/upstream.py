@@ -102,13 +102,14 @@ class Upstream(asyncio.Protocol):
         if switched and not exchange.head.upgrade:
             self._garbage()
             return
-        ends = not switched and (head.bodiless or exchange.head.method == b"HEAD")
-        if not ends:
-            self._flow = _flow(head, switched)
+        size = 0 if head.bodiless or exchange.head.method == b"HEAD" else head.length
+        if size is not None and len(rest) >= size and not switched:     # all of it is here
+            exchange.on_head(self, head)
+            self._end(rest, size)
+            return
+        self._flow = _flow(head, switched)
         exchange.on_head(self, head)
-        if ends:
-            self._end(rest, 0)
-        elif rest and not self.lost:
+        if rest and not self.lost:
             self.data_received(rest)
 
     def _end(self, data: bytes, end: int) -> None:

@@ -83,6 +83,8 @@ def page(incident: Incident) -> str:
     lines = [f"# {incident.id}", ""]
     if entry:
         lines += [f"**{entry.title.en}**  ", f"**{entry.title.zh}**", ""]
+    if incident.page:
+        lines += [f"**{_one_line(incident.page)}**", ""]
     lines += [
         "| | |", "| --- | --- |",
         f"| cause / 原因 | `{incident.class_}` |",

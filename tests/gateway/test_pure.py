@@ -1,0 +1,375 @@
+"""The rules that need no socket: framing, heads, the route, the queue, the quarantine, the report."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_watchdog.gateway import errors
+from vllm_watchdog.gateway.framing import Chunked, FramingError, Length, Unchunked, UntilClose
+from vllm_watchdog.gateway.heads import (
+    BadHeadError,
+    encode_request,
+    encode_response,
+    parse_request,
+    parse_response,
+    path_of,
+)
+from vllm_watchdog.gateway.hold import Hold
+from vllm_watchdog.gateway.quarantine import ENTRY_LIMIT, Present, Quarantine, Verdict, tokens_of
+from vllm_watchdog.gateway.report import Casualty, Metrics, casualties
+from vllm_watchdog.gateway.routes import Kind, Route, RouteError, Service, Target, kind_of, model_of, parse_route
+
+# -- framing
+
+
+def chunked(parts: list[bytes], extension: bytes = b"", trailers: bytes = b"") -> bytes:
+    return (
+        b"".join(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in parts if part)
+        + b"0\r\n"
+        + trailers
+        + b"\r\n"
+    )
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=400), max_size=6),
+    st.sampled_from([b"", b";a=b", b" ; q"]),
+    st.sampled_from([b"", b"T: 1\r\n", b"A: b\r\nC: d\r\n"]),
+    st.binary(max_size=20),
+    st.data(),
+)
+def test_chunks_end_where_they_end_however_they_are_cut(
+    parts: list[bytes], extension: bytes, trailers: bytes, rest: bytes, data: st.DataObject
+) -> None:
+    body = chunked(parts, extension, trailers)
+    stream, at, payload, counter = body + rest, 0, list[bytes](), Chunked()
+    while True:
+        step = data.draw(st.integers(1, 500))
+        piece = stream[at : at + step]
+        end = counter.feed(piece, payload)
+        if end >= 0:
+            assert at + end == len(body)
+            break
+        at += len(piece)
+        assert at < len(body), "it ended, and nobody noticed"
+    assert b"".join(payload) == b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"x\r\n",
+        b"0x5\r\n",
+        b"+5\r\nabcde\r\n0\r\n\r\n",
+        b"-1\r\n",
+        b"5\nhello",
+        b"1_0\r\n",
+        b" 5\r\n",
+        b"fffffffffffffffff\r\n",
+        b"3\r\nabcXX",
+        b"3\r\nabc\n0\r\n",
+        b"5;" + b"x" * 300,
+        b"\r\n",
+        b"0\r\nT: " + b"t" * 9000,
+    ],
+)
+def test_what_could_be_read_as_other_chunks_is_refused(bad: bytes) -> None:
+    with pytest.raises(FramingError):
+        Chunked().feed(bad)
+    split = Chunked()
+    with pytest.raises(FramingError):
+        for byte in bad:
+            split.feed(bytes([byte]))
+
+
+def test_something_may_be_put_in_only_between_chunks() -> None:
+    counter = Chunked()
+    seen = [counter.feed(bytes([byte])) is not None and counter.insertable for byte in b"3\r\nabc\r\n4"]
+    assert seen == [False, False, False, False, False, False, False, True, False]
+
+
+def test_a_body_of_known_length_ends_after_it() -> None:
+    body = Length(5)
+    assert (body.feed(b"abc"), body.feed(b"defgh")) == (-1, 2)
+    assert UntilClose().feed(b"x" * 100) == -1
+
+
+def test_an_old_client_is_given_what_the_chunks_carry() -> None:
+    got: list[bytes] = []
+    write = Unchunked(got.append)
+    for byte in chunked([b"abc", b"de"]):
+        write(bytes([byte]))
+    assert b"".join(got) == b"abcde"
+
+
+# -- heads
+
+
+def test_a_client_can_hide_neither_host_nor_length_behind_connection() -> None:
+    head = parse_request(
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nX-Mine: 1\r\nConnection: content-length, host, x-mine\r\n\r\n"
+    )
+    assert encode_request(head, None) == b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "connection", "stays"),
+    [
+        ("1.1", "", True),
+        ("1.1", "close", False),
+        ("1.1", "Keep-Alive", True),
+        ("1.1", "x, CLOSE", False),
+        ("1.0", "", False),
+        ("1.0", "keep-alive", True),
+        ("1.0", "close", False),
+    ],
+)
+def test_whether_a_connection_stays_follows_version_and_wish(version: str, connection: str, stays: bool) -> None:
+    line = f"Connection: {connection}\r\n" if connection else ""
+    assert parse_request(f"GET / HTTP/{version}\r\nHost: x\r\n{line}\r\n".encode()).keep_alive is stays
+
+
+def test_a_path_is_what_the_engine_will_make_of_it() -> None:
+    assert path_of(b"/v1/%63ompletions?model=x%20") == "/v1/completions"
+    assert path_of(b"http://host:1/v1/completions?x") == "/v1/completions"
+    assert path_of(b"*") == "*"
+
+
+def test_a_response_head_goes_on_unchanged_where_it_may() -> None:
+    raw = b"HTTP/1.1 200 Very OK\r\nx-B:1\r\ncontent-length: 3\r\n\r\n"
+    assert encode_response(parse_response(raw), http11=True, keep_alive=True) == raw
+    closed = encode_response(parse_response(raw), http11=True, keep_alive=False)
+    assert closed == b"HTTP/1.1 200 Very OK\r\nx-B: 1\r\ncontent-length: 3\r\nConnection: close\r\n\r\n"
+    with pytest.raises(BadHeadError):
+        parse_response(b"HTTP/2.0 200 OK\r\n\r\n")
+
+
+# -- the route
+
+
+DOCUMENT = {
+    "version": 3,
+    "services": [
+        {
+            "name": "primary",
+            "models": ["m"],
+            "serving": {"engine": "backup", "generation": 2, "host": "127.0.0.1", "port": 8101},
+            "max_concurrent": 4,
+            "why": "the primary restarts",
+            "later": "keys are ignored",
+        },
+        {"name": "other", "models": ["n"], "serving": None, "max_concurrent": None},
+    ],
+}
+
+
+def test_a_route_is_read_whole() -> None:
+    route = parse_route(DOCUMENT)
+    assert route == Route(
+        3,
+        (
+            Service("primary", ("m",), Target("backup", 2, "127.0.0.1", 8101), 4, "the primary restarts"),
+            Service("other", ("n",)),
+        ),
+    )
+    assert (route.pick("n"), route.pick("else"), Route().pick("m")) == (route.services[1], route.services[0], None)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where"),
+    [
+        (("version",), "3", "version"),
+        (("services",), None, "services"),
+        (("services", 0), 5, "services[0]"),
+        (("services", 0, "name"), None, "services[0].name"),
+        (("services", 0, "models"), "m", "services[0].models"),
+        (("services", 0, "serving"), [], "services[0].serving"),
+        (("services", 0, "serving", "port"), 0, "services[0].serving.port"),
+        (("services", 0, "serving", "port"), True, "services[0].serving.port"),
+        (("services", 1, "name"), "primary", "services"),
+    ],
+)
+def test_a_route_that_can_not_be_read_says_where(path: tuple[str | int, ...], value: object, where: str) -> None:
+    document = json.loads(json.dumps(DOCUMENT))
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(RouteError, match=where.replace("[", r"\[").replace("]", r"\]")):
+        parse_route(document)
+
+
+@pytest.mark.parametrize(
+    ("body", "model"),
+    [
+        ({"model": "a", "prompt": "x"}, "a"),
+        ({"prompt": '"model": "b"', "model": "a"}, "a"),
+        ({"prompt": "x"}, None),
+        ({"metadata": {"model": "b"}, "model": "a"}, "a"),
+        ({"model": 5}, None),
+        ({"model": 'a"b'}, 'a"b'),
+        ({"model": "mödel"}, "mödel"),
+    ],
+)
+def test_a_prompt_can_not_pretend_to_be_the_model(body: dict[str, object], model: str | None) -> None:
+    assert model_of(json.dumps(body).encode()) == model
+    assert model_of(json.dumps(body, ensure_ascii=False).encode()) == model
+
+
+def test_what_is_no_json_names_no_model() -> None:
+    assert model_of(b"") is None
+    assert model_of(b'{"model": "a", "model": "b"') is None
+
+
+def test_only_what_is_known_to_be_safe_is_repeated() -> None:
+    assert kind_of(b"POST", "/v1/chat/completions") is Kind.GENERATION
+    assert kind_of(b"POST", "/tokenize") is Kind.READ
+    assert kind_of(b"GET", "/anything") is Kind.READ
+    for method, path in (
+        (b"POST", "/v1/load_lora_adapter"),
+        (b"PUT", "/v1/completions"),
+        (b"POST", "/sleep"),
+        (b"DELETE", "/x"),
+    ):
+        assert kind_of(method, path) is Kind.OTHER
+
+
+# -- the queue
+
+
+def test_the_queue_is_first_in_first_out_and_bounded() -> None:
+    hold: Hold[str] = Hold(3, 100, 10.0)
+    assert [hold.put(name, size, 0.0) for name, size in (("a", 40), ("b", 40), ("c", 40), ("d", 10), ("e", 1))] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert (len(hold), hold.bytes) == (3, 90)
+    assert hold.remove("b")
+    assert not hold.remove("b")
+    assert [hold.take(alone=True) for _ in range(3)] == ["a", "d", None]
+    assert (len(hold), hold.bytes) == (0, 0)
+
+
+def test_what_comes_back_goes_first_and_fits_always() -> None:
+    hold: Hold[str] = Hold(1, 10, 10.0)
+    assert hold.put("new", 10, 0.0)
+    hold.put_back([("a", 50, False), ("b", 50, True), ("c", 50, False)], 1.0)
+    assert list(hold) == ["b", "a", "c", "new"]
+    assert [hold.take(alone=False) for _ in range(4)] == ["a", "c", "new", None]
+    assert hold.take(alone=True) == "b"
+
+
+def test_nobody_waits_longer_than_the_limit() -> None:
+    hold: Hold[str] = Hold(10, 100, 5.0)
+    hold.put("a", 1, 0.0)
+    hold.put("b", 1, 2.0)
+    assert (hold.expire(4.9), hold.expire(5.0), hold.expire(7.0)) == ((), ("a",), ("b",))
+    assert not Hold[str](10, 100, 0.0).put("a", 1, 0.0), "no time at all: not held"
+
+
+# -- the quarantine
+
+
+def present(id_: int, tokens: int, deaths: int = 0, digest: str = "") -> Present:
+    return Present(id_, digest or f"digest-{id_}", tokens, deaths)
+
+
+def test_the_longest_prompt_over_the_limit_is_the_suspect() -> None:
+    quarantine = Quarantine(1000, 3600.0)
+    verdicts = quarantine.judge(
+        [present(1, 50), present(2, 5000), present(3, 4000), present(4, 5000, digest="digest-2")], 10.0
+    )
+    assert verdicts == {1: Verdict.INNOCENT, 2: Verdict.SUSPECT, 3: Verdict.INNOCENT, 4: Verdict.SUSPECT}
+    assert quarantine.refused("digest-2", 10.0 + 3599) is not None
+    assert quarantine.refused("digest-2", 10.0 + 3600) is None
+    assert quarantine.refused("digest-3", 11.0) is None
+
+
+def test_small_requests_are_innocent() -> None:
+    quarantine = Quarantine(1000, 3600.0)
+    assert set(quarantine.judge([present(n, 999) for n in range(100)], 0.0).values()) == {Verdict.INNOCENT}
+    assert len(quarantine) == 0
+    assert quarantine.judge([], 0.0) == {}
+
+
+def test_what_two_deaths_have_in_common_is_refused() -> None:
+    quarantine = Quarantine(1000, 3600.0)
+    assert quarantine.judge([present(1, 5), present(2, 5, deaths=1)], 0.0) == {1: Verdict.INNOCENT, 2: Verdict.REFUSED}
+    assert quarantine.refused("digest-2", 1.0) is not None
+
+
+def test_several_that_were_at_two_deaths_go_on_one_at_a_time() -> None:
+    quarantine = Quarantine(1000, 3600.0)
+    verdicts = quarantine.judge([present(1, 5), present(2, 5, 1), present(3, 5, 1)], 0.0)
+    assert verdicts == {1: Verdict.INNOCENT, 2: Verdict.ALONE, 3: Verdict.ALONE}
+    assert quarantine.judge([present(4, 5), present(2, 5, 2)], 1.0)[2] is Verdict.REFUSED
+
+
+def test_a_long_prompt_takes_the_blame_off_the_small() -> None:
+    quarantine = Quarantine(1000, 3600.0)
+    assert quarantine.judge([present(1, 5000), present(2, 5, 1)], 0.0) == {1: Verdict.SUSPECT, 2: Verdict.ALONE}
+
+
+def test_the_quarantine_is_bounded_shown_and_cleared() -> None:
+    quarantine = Quarantine(1, 100.0)
+    for n in range(ENTRY_LIMIT + 5):
+        quarantine.judge([present(n, 10)], float(n) / 1000)
+    assert len(quarantine) == ENTRY_LIMIT
+    assert quarantine.refused("digest-0", 2.0) is None
+    assert quarantine.refused("digest-10", 2.0) is not None
+    entry = next(entry for entry in quarantine.entries(2.0) if entry.digest == "digest-10")
+    assert (entry.hits, entry.tokens, entry.why) == (1, 10, Verdict.SUSPECT)
+    assert quarantine.clear("digest-10") == 1
+    assert quarantine.clear("digest-10") == 0
+    assert quarantine.clear() == ENTRY_LIMIT - 1
+    assert quarantine.entries(200.0) == ()
+
+
+# -- the report
+
+
+def test_a_report_of_a_death_is_bounded_and_names_the_suspects_first() -> None:
+    all_ = [Casualty(n, n, 0.1, False, "h", tokens_of(n), "suspect" if n == 3 else "held") for n in range(200)]
+    message = casualties(Target("primary", 7, "h", 1), all_)
+    assert (message["verb"], message["engine"], message["generation"], message["in_flight"]) == (
+        "casualties",
+        "primary",
+        7,
+        200,
+    )
+    assert [one["id"] for one in message["requests"][:3]] == [3, 199, 198]
+    assert len(message["requests"]) == 64
+    assert len(json.dumps(message)) < 32 << 10, "half of what the daemon reads"
+    assert set(message["requests"][0]) == {"id", "bytes", "age_s", "begun", "hash", "tokens_estimated", "verdict"}
+
+
+def test_metrics_have_few_labels_whatever_an_engine_says() -> None:
+    metrics = Metrics()
+    for status in range(100, 1000):
+        metrics.began(status, None)
+    metrics.refused(errors.SUSPECT)
+    for gap_s in (0.01, 0.2, 100.0):
+        metrics.began(200, gap_s)
+    text = metrics.render({"holding": 3})
+    assert text.count("responses_total{") < 80
+    assert 'refused_total{code="prompt_quarantined"} 1' in text
+    assert 'gap_seconds_bucket{le="0.25"} 2' in text
+    assert 'gap_seconds_bucket{le="+Inf"} 3' in text
+    assert "llm_watchdog_gateway_holding 3\n" in text
+
+
+def test_every_refusal_is_in_openais_form() -> None:
+    for name in dir(errors):
+        refusal = getattr(errors, name)
+        if isinstance(refusal, errors.Refusal):
+            head, _, body = errors.response(refusal, keep_alive=False).partition(b"\r\n\r\n")
+            error = json.loads(body)["error"]
+            assert error.keys() == {"message", "type", "param", "code"}
+            assert (b"Retry-After" in head) == (refusal.retry_after_s is not None) == (refusal.status == 503)
