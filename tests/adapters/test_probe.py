@@ -17,7 +17,7 @@ import pytest
 
 from vllm_watchdog.core.events import Answered, Probed, Scraped
 from vllm_watchdog.core.readings import Health, Mark, Metrics, Progress, Unknown
-from vllm_watchdog.sense.exchange import Exchange, RefusedError, SilentError, TooLongError
+from vllm_watchdog.exchange import Exchange, RefusedError, SilentError, TooLongError
 from vllm_watchdog.sense.metrics import parse
 from vllm_watchdog.sense.probe import BODY_CAP, ProbeSense
 

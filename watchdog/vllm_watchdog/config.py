@@ -40,13 +40,14 @@ from vllm_watchdog.config_sources import (
     from_environment,
     from_file,
 )
-from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Thresholds
+from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Standby, Thresholds
 from vllm_watchdog.gateway_plan import MIB, GatewayPlan
 from vllm_watchdog.launch import UNSET, Arg, Launch, command_line, environment, served_names
 
 __all__ = ["ConfigError", "Launch", "Settings", "load"]
 
 ROUTE_FILE = "route.json"       # in state_dir: the daemon writes it, the gateway reads it
+DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}        # without it vLLM has no /sleep and no /wake_up
 SEARCHED = (Path("config.toml"), Path("/etc/llm-watchdog/config.toml"))
 
 
@@ -102,7 +103,8 @@ class Settings(BaseSettings):
             budget=self.restart.budget,
             window_s=self.restart.window_s,
         )
-        return EnginePlan(name, engine.port, engine.gpus, share_of(_set(engine.args)), engine.backup_for, limits)
+        share = share_of(_set(engine.args))
+        return EnginePlan(name, engine.port, engine.gpus, share, engine.backup_for, engine.standby, limits)
 
     def _thresholds(self, engines: tuple[EnginePlan, ...]) -> Thresholds:
         asked = self.thresholds
@@ -127,11 +129,13 @@ class Settings(BaseSettings):
 
     def _launch(self, name: str) -> Launch:
         engine = self.engine(name)
-        args = _set(engine.args)
+        args, env = _set(engine.args), engine.env
+        if engine.standby is Standby.SLEEPING:
+            args, env = args | {"enable-sleep-mode": True}, env | DEV_MODE
         return Launch(
             name=name,
             argv=command_line(engine.command, engine.model, engine.host, engine.port, args),
-            env=environment(engine.env, engine.gpus, engine.api_key),
+            env=environment(env, engine.gpus, engine.api_key),
             cwd=Path.cwd(),
             host=engine.host,
             port=engine.port,

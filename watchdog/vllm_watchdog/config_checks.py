@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from vllm_watchdog.config_levels import card_shares
 from vllm_watchdog.config_problems import near
 from vllm_watchdog.config_sources import Path_
+from vllm_watchdog.core.plan import Standby
 from vllm_watchdog.launch import unknown_flags
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ def problems(settings: Settings) -> Found:
     if not settings.engines:
         yield ("engines",), "none, expected a table [engines.NAME] with model and port"
     for name in settings.engines:
-        yield from chain(_missing(settings, name), _backup(settings, name), _reserved(settings, name))
-        yield from chain(_command(settings, name), _cards(settings, name))
+        yield from chain(_missing(settings, name), _backup(settings, name), _standby(settings, name))
+        yield from chain(_reserved(settings, name), _command(settings, name), _cards(settings, name))
     yield from chain(_ports(settings), _ordered(settings), _folders(settings))
 
 
@@ -81,6 +82,18 @@ def _backup(settings: Settings, name: str) -> Found:
         first = next(other for other, engine in settings.engines.items() if engine.backup_for == primary)
         if first != name:
             yield path, f'"{primary}" has a backup, "{first}", expected one backup for each engine'
+
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def _standby(settings: Settings, name: str) -> Found:
+    own, engine = settings.engines[name], settings.engine(name)
+    if own.backup_for is None and "standby" in own.model_fields_set:
+        yield ("engines", name, "standby"), "only a backup stands by, expected it beside backup_for"
+    elif engine.standby is Standby.SLEEPING and engine.host not in LOOPBACK:
+        what = f'"{engine.host:.40}" would expose vLLM\'s developer endpoints, which sleep needs, expected 127.0.0.1'
+        yield ("engines", name, "host"), what
 
 
 def _reserved(settings: Settings, name: str) -> Found:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from vllm_watchdog.core.gate import DEFAULT_SHARE
-from vllm_watchdog.core.plan import EnginePlan
+from vllm_watchdog.core.plan import EnginePlan, Standby
 from vllm_watchdog.launch import Arg
 
 # An engine was seen 0.5 % of the card over its share (CUDA context, NCCL); 5 % is beyond that, and at the field's usual
@@ -17,6 +17,7 @@ from vllm_watchdog.launch import Arg
 # the room, so that a threshold never reaches 1, which is never crossed.
 WARN_ROOM, WARN_PART = 0.05, 0.5
 DEGRADE_ROOM, DEGRADE_PART = 0.10, 0.75
+SLEEPER = 0.01      # a sleeper kept 1.4 of 140 GiB
 FULLEST = 0.96      # engines that ask for more than this of a card are watched as if they asked for this
 
 
@@ -33,16 +34,18 @@ def share_of(args: Mapping[str, Arg]) -> float | None:
 
 
 def card_shares(engines: Iterable[EnginePlan]) -> dict[int, float]:
-    """By card, what its engines take together: a primary and its backup take turns, several services add up."""
+    """By card, what its engines take together: a primary and its backup take turns, a hot one and services add up."""
     most: dict[tuple[int, str], float] = {}
+    asleep: dict[int, float] = {}
     for engine in engines:
         share = DEFAULT_SHARE if engine.vram_share is None else engine.vram_share
         for gpu in engine.gpus:
-            slot = (gpu, engine.backup_for or engine.name)
+            slot = (gpu, engine.name if engine.standby is Standby.HOT else engine.backup_for or engine.name)
             most[slot] = max(most.get(slot, 0.0), share)
+            asleep[gpu] = asleep.get(gpu, 0.0) + (SLEEPER if engine.standby is Standby.SLEEPING else 0.0)
     cards: dict[int, float] = {}
     for (gpu, _), share in most.items():
-        cards[gpu] = round(cards.get(gpu, 0.0) + share, 6)
+        cards[gpu] = round(cards.get(gpu, asleep[gpu]) + share, 6)
     return dict(sorted(cards.items()))
 
 

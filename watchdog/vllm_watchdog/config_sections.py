@@ -34,7 +34,7 @@ from vllm_watchdog.config_fields import (
     Share,
     Url,
 )
-from vllm_watchdog.core.plan import Failback, FailoverPlan, Limits, Plan, Thresholds
+from vllm_watchdog.core.plan import Failback, FailoverPlan, Limits, Plan, Standby, Thresholds
 from vllm_watchdog.gateway_plan import MIB, GatewayPlan
 
 GATE = GatewayPlan(host="", port=0, control=Path(), route_file=Path())
@@ -67,7 +67,7 @@ class Engine(Section):
     env: Env = Field(default_factory=dict)
     api_key: Secret | None = None
     backup_for: Line | None = None
-    standby: Literal["cold"] = "cold"
+    standby: Standby = Standby.COLD
     load_timeout_s: Seconds = LIMITS.load_s
     load_idle_s: Seconds = LIMITS.load_idle_s
     stop_timeout_s: Seconds = LIMITS.stop_s

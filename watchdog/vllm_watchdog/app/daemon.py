@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from vllm_watchdog.act.evidence import Context, Evidence
 from vllm_watchdog.act.hands import Hands, become_subreaper
+from vllm_watchdog.act.sleeper import Sleeper
 from vllm_watchdog.act.survey import survey
 from vllm_watchdog.app import channels
 from vllm_watchdog.app.clock import Sampling
@@ -79,6 +80,8 @@ class Daemon:
             c.Spawn: self._spawn, c.Adopt: self._adopt, c.Term: self._term, c.Kill: self._kill,
             c.Drain: lambda command: self.tails[command.mark.engine].drain(command.mark),
             c.Ask: lambda command: self.probes[command.mark.engine].ask(command.mark, command.deadline_s),
+            c.Sleep: lambda command: self.sleepers[command.mark.engine].do(command),
+            c.Wake: lambda command: self.sleepers[command.mark.engine].do(command),
             c.SampleGpus: lambda _: self.gpus.wake(asked=True),
             c.Dump: lambda command: self.evidence.do(command, self._context(command)),
             c.Record: self._record,
@@ -136,6 +139,7 @@ class Daemon:
         self.hands: dict[str, Hands] = {
             name: self._part(Hands(launch, self.instance, post, clock)) for name, launch in self.launches.items()
         }
+        self.sleepers = {name: Sleeper(launch, post, clock) for name, launch in self.launches.items()}
         self.evidence: Evidence = self._part(
             Evidence(self._incidents_dir, self.launches, self.settings.evidence, post, clock, self.instance))
 

@@ -108,7 +108,7 @@ def _probed(turn: Turn, event: events.Probed) -> None:
     engine = turn.change(engine.name, health=event.health, ill_since=min(engine.ill_since, event.at) if bad else inf)
     if event.health is Health.OK:
         _answers(turn, engine, event)
-    elif bad and engine.phase in JUDGED and event.at - engine.ill_since >= engine.plan.limits.dead_s:
+    elif bad and engine.phase in JUDGED | {Phase.ASLEEP} and event.at - engine.ill_since >= engine.plan.limits.dead_s:
         text = f"/health {event.health} for {event.at - engine.ill_since:.0f} s"
         turn.fault(engine.name, "api_unreachable", text)
 
@@ -136,6 +136,26 @@ def _answered(turn: Turn, event: events.Answered) -> None:
         if unprovable and unprovable != engine.pulse.unprovable:
             turn.say("probe.proves_nothing", engine=event.mark, why=unprovable)
         turn.change(engine.name, pulse=liveness.answered(engine.pulse, event.at, event.answer))
+
+
+def _slept(turn: Turn, event: events.Slept) -> None:
+    if engine := _current(turn, event.mark):
+        turn.say("engine.slept", engine=event.mark, took_s=f"{event.took_s:.2f}", why=event.why)
+        if event.why:
+            turn.fault(engine.name, "sleep_failed", event.why)
+        else:
+            turn.sign(engine.name, Sign.SLEPT)
+
+
+def _woke(turn: Turn, event: events.Woke) -> None:
+    if engine := _current(turn, event.mark):
+        turn.say("engine.woke", engine=event.mark, took_s=f"{event.took_s:.2f}", why=event.why)
+        if event.why:
+            turn.fault(engine.name, "wake_failed", event.why)
+        else:
+            turn.change(engine.name, pulse=liveness.Pulse(since=event.at))
+            turn.note(engine.name, "ready", f"{event.mark} is awake, after {event.took_s:.2f} s")
+            turn.sign(engine.name, Sign.WOKE)
 
 
 def _scraped(turn: Turn, event: events.Scraped) -> None:
@@ -173,6 +193,8 @@ HANDLERS: dict[type[events.Event], Callable[[Turn, Any], None]] = {
     events.Dumped: _dumped,
     events.Probed: _probed,
     events.Answered: _answered,
+    events.Slept: _slept,
+    events.Woke: _woke,
     events.Scraped: _scraped,
     events.GpusSampled: gpus_sampled,
     events.HostSampled: host_sampled,

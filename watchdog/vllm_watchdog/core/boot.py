@@ -15,9 +15,10 @@ from vllm_watchdog.core.events import Booted, Survivor
 from vllm_watchdog.core.failover import Service, Side
 from vllm_watchdog.core.incidents import Incident
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
-from vllm_watchdog.core.plan import EnginePlan
+from vllm_watchdog.core.plan import EnginePlan, Standby
 from vllm_watchdog.core.policy import Phase, Sign, State
 from vllm_watchdog.core.readings import Mark
+from vllm_watchdog.core.standby import stays
 from vllm_watchdog.core.turn import HOST, Turn
 from vllm_watchdog.core.world import Engine, World
 
@@ -98,7 +99,8 @@ def _services(event: Booted, memory: Memory, running: dict[str, Survivor | None]
         before = known.get(primary.name, ServiceMemory(primary.name, on_backup=False, turned_at=-inf))
         side = Side.BACKUP if backup and (before.on_backup or only_backup) else Side.PRIMARY
         turned_at = before.turned_at if memory.boot_id == event.boot_id else -inf
-        services.append(Service(primary.name, backup, side, since=event.at, turned_at=turned_at))
+        standby = event.plan.engine(backup).standby if backup else Standby.COLD
+        services.append(Service(primary.name, backup, standby, side, since=event.at, turned_at=turned_at))
     return services
 
 
@@ -118,12 +120,16 @@ def _take_over(turn: Turn, event: Booted, running: dict[str, Survivor | None]) -
 
 def _adopt(turn: Turn, name: str, survivor: Survivor) -> None:
     engine = turn.world.engine(name)
-    wanted = turn.world.service(name).wanted == name
+    service = turn.world.service(name)
+    wanted = service.wanted == name
+    kept = wanted or stays(service, name)
+    sleeper = wanted and engine.plan.standby is Standby.SLEEPING     # it may sleep: to wake one that is awake does no harm
     left = max(engine.plan.limits.load_s - survivor.age_s, engine.plan.limits.suspect_s)
-    life = State(phase=Phase.LOADING, wanted=True, deadline=turn.at + left, failures=engine.life.failures)
+    phase = Phase.ASLEEP if sleeper else Phase.LOADING
+    life = State(phase=phase, wanted=True, deadline=inf if sleeper else turn.at + left, failures=engine.life.failures)
     turn.change(name, life=life, pid=survivor.pid, spawned_at=turn.at - survivor.age_s, cause="", why="",
                 pulse=replace(engine.pulse, since=turn.at))
     turn.do(Adopt(survivor.mark, survivor.pid))
-    turn.say("engine.adopted", engine=survivor.mark, pid=survivor.pid, then="kept" if wanted else "stopped")
-    if not wanted:
+    turn.say("engine.adopted", engine=survivor.mark, pid=survivor.pid, then="kept" if kept else "stopped")
+    if not kept:
         turn.sign(name, Sign.UNWANT)

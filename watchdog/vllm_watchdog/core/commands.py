@@ -53,6 +53,22 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Sleep:
+    """Put it to sleep at level 1: weights to host memory, VRAM given back.  -> Slept."""
+
+    mark: Mark
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Wake it, and have it prove that by one token.  -> Woke."""
+
+    mark: Mark
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SampleGpus:
     """Take a GPU sample now.  -> GpusSampled."""
 
@@ -108,4 +124,4 @@ class Quit:
     """Everything is stopped: leave."""
 
 
-Command = Spawn | Adopt | Term | Kill | Drain | Ask | SampleGpus | Dump | Record | Alert | Answer | Say | Quit
+Command = Spawn | Adopt | Term | Kill | Drain | Ask | Sleep | Wake | SampleGpus | Dump | Record | Alert | Answer | Say | Quit

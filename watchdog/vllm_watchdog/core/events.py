@@ -121,6 +121,24 @@ class Answered(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Slept(Event):
+    """`why` empty: it sleeps; else what went wrong."""
+
+    mark: Mark
+    why: str
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Woke(Event):
+    """`why` empty: it is awake, and a token came; else what went wrong."""
+
+    mark: Mark
+    why: str
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Scraped(Event):
     mark: Mark
     metrics: Metrics | Unknown

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 from math import inf
 
-from vllm_watchdog.core.plan import Failback, FailoverPlan
+from vllm_watchdog.core.plan import Failback, FailoverPlan, Standby
+
+PATIENCE_MAX = 16.0     # times stable_s, 2.7 hours by default: longer is a human's work
 
 
 class Side(StrEnum):
@@ -27,7 +29,9 @@ class Hint(StrEnum):
     DEGRADED = auto()       # its VRAM stayed over the threshold
     HELD = auto()           # it is held, or can't be killed
     OPERATOR = auto()
+    DOWN = auto()           # the primary failed, and a standby can serve at once
     STABLE = auto()         # the backup has served long enough
+    PREPARE = auto()        # the same, and both fit: start the primary beside it before changing sides
     BACKUP_HELD = auto()
 
 
@@ -40,11 +44,13 @@ class Service:
 
     name: str
     backup: str | None = None
+    standby: Standby = Standby.COLD
     side: Side = Side.PRIMARY
     since: float = 0.0
     turned_at: float = -inf
     serving_since: float = inf
     idle_since: float = inf
+    patience: float = 1.0           # times stable_s: doubled by each failover that follows soon on a failback
 
     @property
     def wanted(self) -> str:
@@ -64,6 +70,10 @@ class Facts:
     backup_usable: bool = True  # False: it stands on the card that failed
     serving: bool = False       # the wanted engine serves
     idle: bool = False
+    primary_down: bool = False  # it failed, and does not serve
+    primary_serves: bool = False
+    standby_ready: bool = False # the backup sleeps, or serves already
+    fit: bool = False           # both may run at once
 
 
 def observe(service: Service, at: float, facts: Facts) -> Service:
@@ -91,6 +101,8 @@ def _away(service: Service, facts: Facts, plan: FailoverPlan) -> Hint:
         return Hint.OOM_AGAIN
     if facts.failures > plan.after_failures:
         return Hint.FAILURES
+    if facts.primary_down and facts.standby_ready:
+        return Hint.DOWN
     return Hint.DEGRADED if facts.degraded else Hint.NONE
 
 
@@ -99,14 +111,19 @@ def _back(service: Service, at: float, facts: Facts, plan: FailoverPlan) -> Hint
         return Hint.NONE
     if facts.backup_held:
         return Hint.BACKUP_HELD
-    if facts.degraded:
-        return Hint.NONE            # the card that drove the primary away is still full
-    stable = at - service.serving_since >= plan.stable_s
+    stable = at - service.serving_since >= plan.stable_s * service.patience
+    if facts.degraded or plan.failback is Failback.MANUAL or not stable:
+        return Hint.NONE            # degraded: the card that drove the primary away is still full
+    if facts.fit:
+        return Hint.STABLE if facts.primary_serves else Hint.PREPARE
     idle = plan.failback is Failback.AUTO or at - service.idle_since >= plan.idle_s
-    return Hint.STABLE if plan.failback is not Failback.MANUAL and stable and idle else Hint.NONE
+    return Hint.STABLE if idle else Hint.NONE
 
 
-def turned(service: Service, at: float) -> Service:
-    """The other side's turn."""
-    side = Side.BACKUP if service.side is Side.PRIMARY else Side.PRIMARY
-    return replace(service, side=side, since=at, turned_at=at, serving_since=inf, idle_since=inf)
+def turned(service: Service, at: float, plan: FailoverPlan) -> Service:
+    """The other side's turn.  A failover that follows soon on a failback doubles the wait for the next one."""
+    away = service.side is Side.PRIMARY
+    soon = at - service.turned_at < 2 * plan.stable_s
+    patience = service.patience if not away else min(service.patience * 2, PATIENCE_MAX) if soon else 1.0
+    side = Side.BACKUP if away else Side.PRIMARY
+    return replace(service, side=side, since=at, turned_at=at, serving_since=inf, idle_since=inf, patience=patience)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from vllm_watchdog.core import failover, gate, incidents, liveness
+from vllm_watchdog.core import failover, gate, incidents, liveness, standby
 from vllm_watchdog.core.commands import Ask, Quit
 from vllm_watchdog.core.failover import Facts, Hint, Service
 from vllm_watchdog.core.incidents import Incident
@@ -14,16 +14,19 @@ from vllm_watchdog.core.policy import Phase, Sign
 from vllm_watchdog.core.readings import Metrics, Unknown
 from vllm_watchdog.core.sampled import GPUS_LOST, watches_of
 from vllm_watchdog.core.turn import HOST, Turn
-from vllm_watchdog.core.world import Engine, World, due_at
+from vllm_watchdog.core.world import Engine, due_at
 
 JUDGED = frozenset({Phase.SERVING, Phase.SUSPECT})
-ROUNDS = 6      # one failure can time out, settle, back off by nothing, pass the gate and spawn in one turn
+ROUNDS = 8      # one failure can time out, settle, back off by nothing, pass the gate and spawn in one turn
 
 
 def follow(turn: Turn) -> None:
     """Until nothing changes any more; bounded, because every round but the last one moved an engine on."""
+    acting = not (turn.world.stopping or turn.world.paused)
     for _ in range(ROUNDS):
         before = turn.world
+        for service in turn.world.services if acting else ():
+            standby.keep_ready(turn, service)       # before the gates: who sleeps first must be wanted first
         for engine in turn.world.engines:
             _judge(turn, engine.name)       # before the deadline: tokens that came late came all the same
             _deadline(turn, engine.name)
@@ -35,7 +38,9 @@ def follow(turn: Turn) -> None:
     for engine in turn.world.engines:
         _ask(turn, engine)
     releasing = any(engine.phase is Phase.RELEASING for engine in turn.world.engines)
-    if not releasing or turn.world.look_at <= turn.at:      # nobody waits, or only for so long that the schedule will do
+    rousing = any(turn.world.engine(service.wanted).phase is Phase.ASLEEP for service in turn.world.services)
+    # Nobody waits, or only for so long that the schedule will do.
+    if not (releasing or rousing) or turn.world.look_at <= turn.at:
         turn.world = replace(turn.world, look_at=inf)
     _recovered(turn)
     if turn.world.stopping and turn.world.all_at_rest:
@@ -57,16 +62,12 @@ def _gate(turn: Turn, name: str) -> None:
         return
     others = gate.rivals(engine.plan, ((e.plan, e.phase) for e in world.engines))
     others += tuple(map(str, gate.in_the_way(engine.plan, world.strays, world.plan.engines)))
-    fresh = not engine.plan.gpus or world.gpus_at >= engine.since or _blind(world)
+    others += (sleeper,) if (sleeper := standby.goes_first(world, engine)) else ()
+    fresh = not engine.plan.gpus or world.gpus_at >= engine.since or gate.blind(world.gpus, world.gpus_at)
     if not others and fresh and not gate.shortage(engine.plan, world.gpus):
         turn.sign(name, Sign.CLEAR)
     elif world.look_at <= turn.at < engine.since + engine.plan.limits.release_s:
         turn.sample_again()
-
-
-def _blind(world: World) -> bool:
-    """The GPU sensor has said that it can't see: waiting for a newer sample would be waiting for ever."""
-    return isinstance(world.gpus, Unknown) and world.gpus_at > -inf
 
 
 def _judge(turn: Turn, name: str) -> None:
@@ -103,19 +104,22 @@ def _service(turn: Turn, name: str) -> None:
     if world.stopping or world.paused:
         return
     why = failover.hint(service, turn.at, facts, world.plan.failover)
-    if why is not Hint.NONE:
+    if why is Hint.PREPARE:
+        turn.sign(service.name, Sign.WANT)
+    elif why is not Hint.NONE:
         turn_service(turn, service, why)
 
 
 def turn_service(turn: Turn, service: Service, why: Hint, start: Sign = Sign.WANT) -> None:
     """The other engine's turn.  The gate keeps it waiting until this one has left the cards they share."""
     leaving = service.wanted
-    service = failover.turned(service, turn.at)
+    service = failover.turned(service, turn.at, turn.world.plan.failover)
     turn.world = turn.world.with_service(service)
     name = "failover" if service.wanted != service.name else "failback"
     turn.say(f"service.{name}", service=service.name, leaving=leaving, to=service.wanted, because=why)
     turn.note(service.name, name, f"{leaving} -> {service.wanted}, because: {why}")
-    turn.sign(leaving, Sign.UNWANT)
+    if not standby.stays(service, leaving):
+        turn.sign(leaving, Sign.UNWANT)
     turn.sign(service.wanted, start)
 
 
@@ -136,6 +140,13 @@ def _facts(turn: Turn, service: Service) -> Facts:
     if service.backup is None:
         return facts
     backup = world.engine(service.backup)
+    facts = replace(
+        facts,
+        primary_down=any(at > counts_from for at in primary.life.failures[-1:]) and primary.phase not in JUDGED,
+        primary_serves=primary.phase is Phase.SERVING,
+        standby_ready=standby.ready(service, backup),
+        fit=gate.fit_together(primary.plan, backup.plan),
+    )
     lost_card = primary.phase is Phase.HELD and primary.life.doom in LOST_CARD
     usable = not (lost_card or primary.phase is Phase.WEDGED) or not gate.share_a_card(primary.plan, backup.plan)
     return replace(facts, backup_held=_given_up(backup), backup_usable=usable)

@@ -7,11 +7,13 @@ does not answer is told as a symptom of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
-from vllm_watchdog.core.plan import EnginePlan
+from vllm_watchdog.core.plan import EnginePlan, Standby
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, GpuProcess, Mark, Unknown
 
+TOGETHER = 0.95         # of a card for two engines: each takes some hundred MiB beside its share
 FRESH_SHARE = 0.98      # of a card, free: nobody holds it, whatever the engine's own share is
 SLACK = 0.01            # of a card: what CUDA contexts and rounding take beside the engine's share
 SMALL_BYTES = 1 << 29   # a display server or a bare CUDA context is no reason to wait
@@ -26,9 +28,22 @@ def rivals(plan: EnginePlan, phases: Iterable[tuple[EnginePlan, Phase]]) -> tupl
         for other, phase in phases
         if other.name != plan.name
         and (other.backup_for or other.name) == service
-        and phase in HAS_CHILD
-        and share_a_card(plan, other)
+        and phase in HAS_CHILD - {Phase.ASLEEP}
+        and not fit_together(plan, other)
     )
+
+
+def fit_together(one: EnginePlan, other: EnginePlan) -> bool:
+    """Both may run at once: on cards of their own, or by shares that were chosen to fit, as a hot pair's are."""
+    if not share_a_card(one, other) or Standby.HOT in (one.standby, other.standby):
+        return True
+    return (DEFAULT_SHARE if one.vram_share is None else one.vram_share) + (
+        DEFAULT_SHARE if other.vram_share is None else other.vram_share) <= TOGETHER
+
+
+def blind(gpus: tuple[Gpu, ...] | Unknown, at: float) -> bool:
+    """The GPU sensor has said that it can't see: waiting for a newer sample would be waiting for ever."""
+    return isinstance(gpus, Unknown) and at > -inf
 
 
 def in_the_way(plan: EnginePlan, strays: tuple[Mark, ...], plans: Iterable[EnginePlan]) -> tuple[Mark, ...]:
@@ -41,17 +56,20 @@ def share_a_card(one: EnginePlan, other: EnginePlan) -> bool:
     return not one.gpus or not other.gpus or bool(set(one.gpus) & set(other.gpus))
 
 
-def shortage(plan: EnginePlan, gpus: tuple[Gpu, ...] | Unknown) -> tuple[tuple[Gpu, int], ...]:
-    """The engine's cards that lack room, each with the bytes that are missing."""
+def shortage(
+    plan: EnginePlan, gpus: tuple[Gpu, ...] | Unknown, sleeper: Mark | None = None
+) -> tuple[tuple[Gpu, int], ...]:
+    """The engine's cards that lack room, each with the bytes that are missing; what a sleeper keeps is its own room."""
     if isinstance(gpus, Unknown):
         return ()
     mine = [gpu for gpu in gpus if gpu.index in plan.gpus]
-    return tuple((gpu, missing) for gpu in mine if (missing := _missing(gpu, plan.vram_share)) > 0)
+    return tuple((gpu, missing) for gpu in mine if (missing := _missing(gpu, plan.vram_share, sleeper)) > 0)
 
 
-def _missing(gpu: Gpu, share: float | None) -> int:
+def _missing(gpu: Gpu, share: float | None, sleeper: Mark | None) -> int:
     need = min((DEFAULT_SHARE if share is None else share) + SLACK, FRESH_SHARE) * gpu.total_bytes
-    return max(0, int(need) - (gpu.total_bytes - gpu.used_bytes))
+    kept = sum(row.used_bytes or 0 for row in gpu.processes if sleeper and row.holder.mark == sleeper)
+    return max(0, int(need) - kept - (gpu.total_bytes - gpu.used_bytes))
 
 
 def others_on(plan: EnginePlan, gpus: tuple[Gpu, ...], mark: Mark) -> tuple[GpuProcess, ...]:

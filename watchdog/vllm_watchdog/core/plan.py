@@ -15,6 +15,14 @@ class Failback(StrEnum):
     MANUAL = "manual"
 
 
+class Standby(StrEnum):
+    """What a backup is while the primary serves."""
+
+    COLD = "cold"           # nothing: started when it is needed
+    SLEEPING = "sleeping"   # booted first, then put to sleep: it keeps its weights in host memory, and hardly any VRAM
+    HOT = "hot"             # serves all the time, on cards or a share of its own
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How long each phase of an engine's life may last, and how often it may fail."""
@@ -27,6 +35,8 @@ class Limits:
     dump_s: float = 10              # a kill waits this long for evidence
     stop_s: float = 30
     kill_s: float = 30              # longer than any exit but that of a process stuck in the driver
+    sleep_s: float = 120            # the first sleep pins host memory: 10.8 s for 13 GiB on an H200, later ones 0.3 s
+    wake_s: float = 30              # 0.11 s for 1 B, 0.5 s for 7 B; then one token proves it
     settle_s: float = 5             # reading the rest of a dead engine's log
     release_s: float = 60           # GPU memory was back 0.43 s after SIGKILL on an H200; then we name who holds it
     backoff_s: float = 2
@@ -47,6 +57,7 @@ class EnginePlan:
     gpus: tuple[int, ...] = ()
     vram_share: float | None = None
     backup_for: str | None = None
+    standby: Standby = Standby.COLD
     limits: Limits = Limits()
 
 

@@ -21,6 +21,9 @@ class Phase(StrEnum):
     LOADING = auto()    # a process, not serving yet
     SERVING = auto()
     SUSPECT = auto()    # does not answer; may recover
+    DOZING = auto()     # told to sleep
+    ASLEEP = auto()     # its weights in host memory, its VRAM given back
+    WAKING = auto()     # told to wake, and to prove it by a token
     DUMPING = auto()    # condemned; evidence is taken before the kill
     STOPPING = auto()   # asked to leave
     KILLING = auto()    # told to leave, its orphans too
@@ -39,6 +42,10 @@ class Sign(StrEnum):
     SPAWNED = auto()
     WELL = auto()
     ILL = auto()
+    REST = auto()       # it is the backup's turn to sleep
+    SLEPT = auto()
+    ROUSE = auto()      # it is needed, and its GPUs have room
+    WOKE = auto()
     FAULT = auto()      # a failure that waiting does not mend
     DUMPED = auto()
     EXIT = auto()       # the leader is gone, its orphans may not be
@@ -58,6 +65,8 @@ class Do(StrEnum):
     SNAP = auto()       # evidence of a failure that left us no time for a dump, while we go on
     TERM = auto()
     KILL = auto()
+    SLEEP = auto()
+    WAKE = auto()
     DRAIN = auto()
     PAGE = auto()
 
@@ -83,8 +92,8 @@ class State:
 
 
 P, S = Phase, Sign
-HAS_CHILD = frozenset({P.STARTING, P.LOADING, P.SERVING, P.SUSPECT, P.DUMPING, P.STOPPING, P.KILLING, P.WEDGED})
-ALIVE = frozenset({P.STARTING, P.LOADING, P.SERVING, P.SUSPECT})
+ALIVE = frozenset({P.STARTING, P.LOADING, P.SERVING, P.SUSPECT, P.DOZING, P.ASLEEP, P.WAKING})
+HAS_CHILD = ALIVE | {P.DUMPING, P.STOPPING, P.KILLING, P.WEDGED}
 AT_REST = frozenset({P.STOPPED, P.HELD})
 ONLY_WHEN_ACTIVE = frozenset({P.LOADING, P.SUSPECT, P.BACKOFF})     # whose deadlines `pause` suspends
 
@@ -109,6 +118,12 @@ TABLE: dict[tuple[Phase, Sign], Row] = {
     (P.SERVING,   S.ILL):      (P.SUSPECT,),
     (P.SUSPECT,   S.WELL):     (P.SERVING,),
     (P.SUSPECT,   S.TIMEOUT):  (P.DUMPING, Do.DUMP),
+    (P.SERVING,   S.REST):     (P.DOZING, Do.SLEEP),
+    (P.DOZING,    S.SLEPT):    (P.ASLEEP,),
+    (P.DOZING,    S.TIMEOUT):  (P.DUMPING, Do.DUMP),
+    (P.ASLEEP,    S.ROUSE):    (P.WAKING, Do.WAKE),
+    (P.WAKING,    S.WOKE):     (P.SERVING,),
+    (P.WAKING,    S.TIMEOUT):  (P.DUMPING, Do.DUMP),
     (P.DUMPING,   S.DUMPED):   (P.STOPPING, Do.TERM),
     (P.DUMPING,   S.TIMEOUT):  (P.STOPPING, Do.TERM),
     (P.DUMPING,   S.EXIT):     (P.KILLING, Do.KILL),
@@ -204,6 +219,10 @@ def patience(phase: Phase, state: State, limits: Limits, seed: str = "") -> floa
             return limits.load_s
         case P.SUSPECT:
             return limits.suspect_s
+        case P.DOZING:
+            return limits.sleep_s
+        case P.WAKING:
+            return limits.wake_s
         case P.DUMPING:
             return limits.dump_s
         case P.STOPPING:

@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm_watchdog.core import gate, incidents, policy
 from vllm_watchdog.core.blame import specificity
-from vllm_watchdog.core.commands import Alert, Command, Drain, Dump, Kill, Record, SampleGpus, Say, Spawn, Term
+from vllm_watchdog.core.commands import Alert, Command, Drain, Dump, Kill, Record, SampleGpus, Say, Sleep, Spawn, Term, Wake
 from vllm_watchdog.core.incidents import Incident, Urgency
 from vllm_watchdog.core.liveness import Pulse
 from vllm_watchdog.core.policy import Do, Phase, Sign
@@ -28,6 +28,8 @@ OOMS = frozenset({"oom_runtime", "startup_oom"})
 WHY_BY_PHASE = {
     Phase.STARTING: ("spawn_failed", "it was not started within {limits.spawn_s:.0f} s"),
     Phase.LOADING: ("load_timeout", "not ready after {limits.load_s:.0f} s"),
+    Phase.DOZING: ("sleep_failed", "it did not fall asleep within {limits.sleep_s:.0f} s"),
+    Phase.WAKING: ("wake_failed", "it was not awake, with a token, within {limits.wake_s:.0f} s"),
     Phase.SUSPECT: ("engine_hang", "no token for {still:.0f} s: the counters stand still and a one-token request "
                                    "is not answered"),
 }
@@ -134,6 +136,20 @@ class Turn:
         """Sample the GPUs now, and be woken soon: somebody waits for their memory."""
         self.world = replace(self.world, look_at=self.at + LOOK_S)
         self.do(SampleGpus())
+
+    def look_soon(self) -> None:
+        """As `sample_again`, unless a look is due already."""
+        if not self.at < self.world.look_at <= self.at + LOOK_S:
+            self.sample_again()
+
+    def _sleep(self, name: str) -> None:
+        engine = self.world.engine(name)
+        self.do(Sleep(engine.mark, engine.plan.limits.sleep_s))
+
+    def _wake(self, name: str) -> None:
+        engine = self.world.engine(name)
+        self.note(name, "action", f"waking {engine.mark}")
+        self.do(Wake(engine.mark, engine.plan.limits.wake_s))
 
     def _page(self, name: str) -> None:
         engine = self.world.engine(name)
@@ -242,6 +258,8 @@ CARRY_OUT: dict[Do, Callable[[Turn, str], None]] = {
     Do.SNAP: Turn._snap,
     Do.TERM: lambda turn, name: turn.send(Term, name),
     Do.KILL: lambda turn, name: turn.send(Kill, name),
+    Do.SLEEP: Turn._sleep,
+    Do.WAKE: Turn._wake,
     Do.DRAIN: Turn._drain,
     Do.PAGE: Turn._page,
 }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from vllm_watchdog import proc
 from vllm_watchdog.core.events import Answered, Event, Probed, Scraped
 from vllm_watchdog.core.readings import Health, Holder, Mark, Metrics, Unknown
-from vllm_watchdog.sense.exchange import Exchange, RefusedError, SilentError, TooLongError
+from vllm_watchdog.exchange import Exchange, RefusedError, SilentError, TooLongError
 from vllm_watchdog.sense.metrics import parse
 
 if TYPE_CHECKING:
