@@ -17,6 +17,9 @@ PHASES = {
     Phase.LOADING: "A process, not serving yet. Ready when `/health` says 200 and the port belongs to our generation.",
     Phase.SERVING: "Serves.",
     Phase.SUSPECT: "No token comes out. It keeps the route: it may be busy.",
+    Phase.DOZING: "A standby, told to sleep (vLLM's level 1: weights to host memory, the KV cache dropped).",
+    Phase.ASLEEP: "Sleeps: hardly any VRAM, and no rival on its cards. `/health` is watched on.",
+    Phase.WAKING: "Told to wake, and to prove by one token that it did.",
     Phase.DUMPING: "Condemned. Evidence is taken before the kill, for at most `evidence.deadline_s`.",
     Phase.STOPPING: "Sent SIGTERM.",
     Phase.KILLING: "Sent SIGKILL, with every orphan that carries our mark, until nothing is left.",
@@ -27,12 +30,15 @@ PHASES = {
 }
 DOES = {
     Do.LOOK: "sample the GPUs", Do.SPAWN: "start it", Do.DUMP: "evidence, with stacks", Do.SNAP: "evidence",
-    Do.TERM: "SIGTERM", Do.KILL: "SIGKILL", Do.DRAIN: "read the rest of its log", Do.PAGE: "page a human",
+    Do.TERM: "SIGTERM", Do.KILL: "SIGKILL", Do.SLEEP: "`/sleep`", Do.WAKE: "`/wake_up`, one token",
+    Do.DRAIN: "read the rest of its log", Do.PAGE: "page a human",
 }
 SIGNS = {
     Sign.WANT: "failover or boot wants it", Sign.START: "a human wants it", Sign.UNWANT: "not wanted any more",
     Sign.AGAIN: "a human wants it restarted", Sign.CLEAR: "its GPUs have room", Sign.SPAWNED: "it was started",
     Sign.WELL: "ready, or tokens flow", Sign.ILL: "counters stand still and a one-token request is not answered",
+    Sign.REST: "it is the backup's turn to sleep", Sign.SLEPT: "it sleeps",
+    Sign.ROUSE: "it is needed, and its GPUs have room", Sign.WOKE: "a token came",
     Sign.FAULT: "a failure that waiting does not mend", Sign.DUMPED: "the evidence is written",
     Sign.EXIT: "its leader exited", Sign.EMPTY: "no process of it is left", Sign.GONE: "log read; nobody wants it",
     Sign.DIED: "log read; another try is due", Sign.GAVE_OUT: "log read; the budget is spent",

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
 from vllm_watchdog.config import ConfigError, Settings, load
+from vllm_watchdog.config_levels import SLEEPER as SLEEPER_SHARE
 from vllm_watchdog.config_levels import card_shares, levels, share_of
 from vllm_watchdog.config_problems import keys_at
 from vllm_watchdog.config_sections import Alerts, Channel, Engine
 from vllm_watchdog.core import plan as plan_module
 from vllm_watchdog.core.codec import Codec, encode
-from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Thresholds
+from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Standby, Thresholds
 from vllm_watchdog.launch import Launch, command_line, environment, masked, masked_env, unknown_flags
 
 ROOT = Path(__file__).parents[2]
@@ -326,6 +327,60 @@ def test_the_environment_wins_over_secret_files_and_they_over_the_file(here: Pat
     assert launch.model == "from-env"
 
 
+# -- a backup that stands by
+
+SLEEPER = ("--enable-sleep-mode", ("VLLM_SERVER_DEV_MODE", "1"))
+
+
+@pytest.mark.parametrize("mode", ["cold", "sleeping", "hot"])
+def test_only_a_sleeping_backup_is_started_in_sleep_and_developer_mode(mode: str) -> None:
+    settings = read(PRIMARY + BACKUP + f"standby = '{mode}'")
+    launches, (flag, variable) = settings.launches(), SLEEPER
+    assert settings.plan(seed=0).engine("backup").standby is Standby(mode)
+    assert settings.plan(seed=0).engine("primary").standby is Standby.COLD
+    assert (flag in launches["backup"].argv) is (variable in launches["backup"].env) is (mode == "sleeping")
+    assert flag not in launches["primary"].argv and variable not in launches["primary"].env
+
+
+def test_a_backup_is_cold_unless_it_says_otherwise() -> None:
+    assert read(PRIMARY + BACKUP).plan(seed=0).engine("backup").standby is Standby.COLD
+
+
+def test_what_a_sleeping_backup_needs_can_not_be_turned_off() -> None:
+    text = PRIMARY + BACKUP + """standby = "sleeping"
+args = { enable-sleep-mode = false, seed = 1 }
+env = { VLLM_SERVER_DEV_MODE = "0", A = "b" }
+"""
+    launch = read(text).launches()["backup"]
+    assert launch.argv.count("--enable-sleep-mode") == 1 and "--no-enable-sleep-mode" not in launch.argv
+    assert dict(launch.env)["VLLM_SERVER_DEV_MODE"] == "1" and dict(launch.env)["A"] == "b"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "example.org", "127.0.0.1.example.org"])
+def test_a_sleeping_backup_never_listens_where_others_can_reach_it_not_even_by_inheritance(host: str) -> None:
+    for text in (PRIMARY + BACKUP + f"standby = 'sleeping'\nhost = '{host}'", PRIMARY + f"host = '{host}'" + BACKUP +
+                 "standby = 'sleeping'"):
+        assert any("engines.backup.host: " in problem for problem in problems(text))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_a_sleeping_backup_listens_on_loopback(host: str) -> None:
+    text = PRIMARY + "host = '0.0.0.0'" + BACKUP + f"standby = 'sleeping'\nhost = '{host}'"
+    assert read(text).launches()["backup"].host == host
+
+
+@pytest.mark.parametrize("mode", ["cold", "hot"])
+def test_other_backups_may_listen_everywhere(mode: str) -> None:
+    assert read(PRIMARY + BACKUP + f"standby = '{mode}'\nhost = '0.0.0.0'").launches()["backup"].host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(("mode", "share"), [
+    (Standby.COLD, 0.6), (Standby.SLEEPING, 0.6 + SLEEPER_SHARE), (Standby.HOT, 1.1)])
+def test_a_hot_backup_adds_to_what_is_taken_of_a_card_and_a_sleeper_its_rest(mode: Standby, share: float) -> None:
+    engines = (EnginePlan("p", 1, (0,), 0.6), EnginePlan("b", 2, (0,), 0.5, "p", mode))
+    assert card_shares(engines) == {0: pytest.approx(share)}
+
+
 def test_text_of_the_environment_is_read_as_what_its_field_wants() -> None:
     settings = read(
         PRIMARY,
@@ -418,8 +473,12 @@ def test_the_usual_file_is_found() -> None:
      'engines.c.backup_for: "b" is a backup itself, expected one of primary'),
     (SPARE + "[engines.c]\nbackup_for = 'primary'\nport = 8103",
      'engines.c.backup_for: "primary" has a backup, "b", expected one backup for each engine'),
-    (SPARE + "standby = 'hot'",
-     "engines.b.standby: is \"hot\", expected 'cold'"),
+    (SPARE + "standby = 'warm'",
+     "engines.b.standby: is \"warm\", expected 'cold', 'sleeping' or 'hot'"),
+    (SPARE + "standby = 'sleeping'\nhost = '0.0.0.0'",
+     'engines.b.host: "0.0.0.0" would expose vLLM\'s developer endpoints, which sleep needs, expected 127.0.0.1'),
+    (SPARE + "[engines.c]\ncommand = ['/bin/true']\nmodel = 'm'\nport = 8103\nstandby = 'hot'",
+     "engines.c.standby: only a backup stands by, expected it beside backup_for"),
     (SPARE + "gpus = [0, 0]",
      "engines.b.gpus: names a card twice, expected each once"),
     (SPARE + "gpus = [-1]", "engines.b.gpus.0: is -1, expected at least 0"),
@@ -681,3 +740,7 @@ def test_a_shown_command_line_can_be_pasted_and_holds_no_secret() -> None:
 def test_a_launch_is_plain_data() -> None:
     assert isinstance(read(PRIMARY).launches()["primary"], Launch)
     assert asdict(read(PRIMARY).launches()["primary"])["name"] == "primary"
+
+
+def test_a_secret_of_the_wrong_type_is_not_said() -> None:
+    assert "987654" not in "".join(problems(PRIMARY + "api_key = 987654"))

@@ -201,7 +201,7 @@ def gateway(folder: Path, engine_port: int, port: int) -> list[str]:
     )
     code = (
         "import sys; from pathlib import Path; from vllm_watchdog.gateway.app import run;"
-        "from vllm_watchdog.gateway.plan import GatewayPlan; folder = Path(sys.argv[1]);"
+        "from vllm_watchdog.gateway_plan import GatewayPlan; folder = Path(sys.argv[1]);"
         "run(GatewayPlan(sys.argv[2], int(sys.argv[3]), folder / 'no.sock', folder / 'route.json', drain_s=0))"
     )
     return [sys.executable, "-c", code, str(folder), HOST, str(port)]

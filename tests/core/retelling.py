@@ -6,7 +6,7 @@
     20..50/1 scrape primary#1 still       # every second; only the turns that lead to something are told
         @30 primary serving, backup stopped | ask primary#1
 
-The world after a turn is told when phases changed or something was commanded; records and log lines are left out.
+The world after a turn is told when phases or sides changed or something was commanded; records and log lines are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.core.scenes import Scene, finding, gpu, mark, metrics
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core import events as e
 from vllm_watchdog.core.incidents import Incident, Urgency
-from vllm_watchdog.core.plan import FailoverPlan, Limits, Thresholds
+from vllm_watchdog.core.plan import FailoverPlan, Limits, Standby, Thresholds
 from vllm_watchdog.core.readings import Health, Holder, Unknown
 from vllm_watchdog.core.world import next_deadline, remembered
 
@@ -31,6 +31,8 @@ TEXTS: dict[type, Callable[..., str]] = {
     c.Kill: lambda it: f"kill {it.mark}",
     c.Drain: lambda it: f"drain {it.mark}",
     c.Ask: lambda it: f"ask {it.mark}",
+    c.Sleep: lambda it: f"sleep {it.mark}",
+    c.Wake: lambda it: f"wake {it.mark}",
     c.SampleGpus: lambda it: "look",
     c.Dump: lambda it: f"dump {it.mark or 'host'} {it.reason}" + (" with stacks" if it.stacks else ""),
     c.Alert: lambda it: f"alert {it.kind} {it.incident.class_} {it.incident.urgency}" + _reason(it.incident),
@@ -59,15 +61,20 @@ class Teller:
     def happen(self, at: float, verb: str, words: list[str]) -> str:
         """One event; what it led to, empty where it led to nothing."""
         before = self.scene.phases() if self.scene else None
+        sides = self._wanted()
         if verb in ("boot", "reboot"):
             self._boot(at, verb, words)
         else:
             self.scene.feed(getattr(self, f"_{verb}")(at, *words))
-        told = [TEXTS[type(it)](it) for it in self.scene.latest if type(it) in TEXTS]
+        told = [f"turn to {name}" for name in self._wanted() if sides and name not in sides]
+        told += [TEXTS[type(it)](it) for it in self.scene.latest if type(it) in TEXTS]
         if told or self.scene.phases() != before:
             phases = ", ".join(f"{name} {phase}" for name, phase in self.scene.phases().items())
             return phases + (" | " + ", ".join(told) if told else "")
         return ""
+
+    def _wanted(self) -> list[str]:
+        return [service.wanted for service in self.scene.world.services] if self.scene else []
 
     def _boot(self, at: float, verb: str, words: list[str]) -> None:
         """`primary#1=100` still runs as PID 100, `primary#1=orphan` has lost its leader."""
@@ -120,6 +127,12 @@ class Teller:
         known = {"yes": True, "no": False}
         return e.Answered(at, mark(whose), known.get(answer, Unknown(at, answer)), 10.0)
 
+    def _slept(self, at: float, whose: str, *why: str) -> e.Event:
+        return e.Slept(at, mark(whose), " ".join(why), 0.3)
+
+    def _woke(self, at: float, whose: str, *why: str) -> e.Event:
+        return e.Woke(at, mark(whose), " ".join(why), 0.2)
+
     def _scrape(self, at: float, whose: str, how: str, running: str = "0", waiting: str = "0") -> e.Event:
         if how == "unknown":
             return e.Scraped(at, mark(whose), Unknown(at, "no answer"))
@@ -130,7 +143,7 @@ class Teller:
         return e.Scraped(at, mark(whose), seen)
 
     def _gpu(self, at: float, used_gib: str, *rows: str) -> e.Event:
-        """`70=primary#1` or `70=nginx`: a process with so many GiB."""
+        """`70=primary#1` or `70=nginx`: a process with so many GiB; card 1 is empty."""
         if used_gib == "unknown":
             return e.GpusSampled(at, Unknown(at, "no answer"))
         holders = []
@@ -138,7 +151,7 @@ class Teller:
             gib, _, who = row.partition("=")
             whose = mark(who) if "#" in who else None
             holders.append((200, "VLLM::EngineCore" if whose else who, whose, float(gib)))
-        return e.GpusSampled(at, (gpu(float(used_gib), *holders),))
+        return e.GpusSampled(at, (gpu(float(used_gib), *holders), gpu(0, index=1)))
 
     def _log(self, at: float, whose: str, *classes: str) -> e.Event:
         return e.LogRead(at, mark(whose), tuple(map(finding, classes)))
@@ -160,8 +173,10 @@ def _plan(words: list[str]) -> scenes.Plan:
     levels = {name: ((0, float(options[name])),) for name in ("vram_warn", "vram_degrade") if name in options}
     gpus, backup_gpus = ((int(options[name]),) if name in options else None for name in ("gpu", "backup_gpu"))
     share = float(options["share"]) if "share" in options else None
+    backup_share = float(options["backup_share"]) if "backup_share" in options else None
     return scenes.plan("backup" in options, gpus or (), share, backup_gpus, limits=limits, failover=failover,
-                       thresholds=Thresholds(**levels))
+                       thresholds=Thresholds(**levels), standby=Standby(options.get("standby", "cold")),
+                       backup_share=backup_share)
 
 
 def _given(kind: type, options: dict[str, str]) -> dict[str, object]:

@@ -10,7 +10,7 @@ from vllm_watchdog.core.advance import advance
 from vllm_watchdog.core.catalog import CATALOG
 from vllm_watchdog.core.findings import Finding
 from vllm_watchdog.core.memory import Memory
-from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Thresholds
+from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Standby, Thresholds
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.readings import (
     Gpu,
@@ -39,12 +39,13 @@ def mark(text: str) -> Mark:
 
 def plan(backup: bool = True, gpus: tuple[int, ...] = (), share: float | None = None,
          backup_gpus: tuple[int, ...] | None = None, limits: Limits | None = None,
-         thresholds: Thresholds | None = None, failover: FailoverPlan | None = None, **more: Any) -> Plan:
+         thresholds: Thresholds | None = None, failover: FailoverPlan | None = None, standby: Standby = Standby.COLD,
+         backup_share: float | None = None, **more: Any) -> Plan:
     limits = limits or Limits()
     engines = [EnginePlan("primary", 8100, gpus, share, limits=limits)]
     if backup:
         cards = gpus if backup_gpus is None else backup_gpus
-        engines.append(EnginePlan("backup", 8101, cards, share, backup_for="primary", limits=limits))
+        engines.append(EnginePlan("backup", 8101, cards, backup_share or share, "primary", standby, limits))
     return Plan(tuple(engines), thresholds or Thresholds(), failover or FailoverPlan(), **more)
 
 
@@ -114,11 +115,17 @@ class Scene:
         return self.feed(e.Probed(self.now if at is None else at, engine.mark, Health.OK, mine))
 
     def serve(self, name: str = "primary", pid: int = 100) -> Scene:
-        """From STARTING to SERVING, at once."""
+        """From STARTING to SERVING, at once; a sleeper goes to sleep then."""
         self.feed(e.Spawned(self.now, self.engine(name).mark, pid))
         self.ok(name)
-        assert self.phase(name) is Phase.SERVING
+        assert self.phase(name) in (Phase.SERVING, Phase.DOZING)
         return self
+
+    def sleep(self, name: str = "backup", why: str = "") -> tuple[c.Command, ...]:
+        return self.feed(e.Slept(self.now, self.engine(name).mark, why, 0.3))
+
+    def wake(self, name: str = "backup", why: str = "") -> tuple[c.Command, ...]:
+        return self.feed(e.Woke(self.now, self.engine(name).mark, why, 0.2))
 
     def bury(self, name: str = "primary", *findings: Finding) -> tuple[c.Command, ...]:
         """Nothing of the generation is left, and its log is read."""

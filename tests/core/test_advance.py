@@ -9,11 +9,11 @@ from vllm_watchdog.core import commands as c
 from vllm_watchdog.core import events as e
 from vllm_watchdog.core.advance import HANDLERS, advance
 from vllm_watchdog.core.incidents import Urgency
-from vllm_watchdog.core.plan import Limits, Plan
+from vllm_watchdog.core.plan import Limits, Plan, Standby
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.readings import Health, Holder, Unknown
 
-M, OLD = mark("primary#1"), mark("primary#0")
+M, OLD, B = mark("primary#1"), mark("primary#0"), mark("backup#1")
 MINE, NGINX = Holder(100, "vllm", M), Holder(7, "nginx")
 SOLO = plan(backup=False)
 
@@ -26,6 +26,38 @@ def loading() -> Scene:
 
 def probe(scene: Scene, at: float, health: Health, *owners: Holder) -> None:
     scene.feed(e.Probed(at, M, health, owners))
+
+
+def dozing() -> Scene:
+    scene = Scene(plan(standby=Standby.SLEEPING))
+    return scene.serve("backup")
+
+
+def test_a_sleep_and_a_wake_are_said_with_the_time_they_took() -> None:
+    scene = dozing()
+    scene.sleep()
+    assert scene.said("engine.slept") == [{"engine": "backup#1", "took_s": "0.30"}]
+    scene.serve()
+    scene.crash()
+    assert scene.phase("backup") is Phase.WAKING
+    scene.wake()
+    assert scene.said("engine.woke") == [{"engine": "backup#1", "took_s": "0.20"}]
+    assert ("ready", "backup#1 is awake, after 0.20 s") in [(t.what, t.text) for t in scene.world.incidents[0].timeline]
+
+
+@pytest.mark.parametrize("kind", [e.Slept, e.Woke])
+def test_a_sleep_or_a_wake_that_failed_is_a_failure_and_says_why(kind: type[e.Slept] | type[e.Woke]) -> None:
+    scene = dozing()
+    scene.feed(kind(5.0, B, "/sleep?level=1 answered 500", 0.1))
+    assert scene.phase("backup") is Phase.DUMPING and scene.engine("backup").why == "/sleep?level=1 answered 500"
+    assert scene.engine("backup").cause == ("sleep_failed" if kind is e.Slept else "wake_failed")
+
+
+@pytest.mark.parametrize("event", [e.Slept(5.0, mark("backup#0"), "no", 0.1), e.Woke(5.0, mark("backup#0"), "", 0.1)])
+def test_a_nap_of_another_generation_is_history(event: e.Event) -> None:
+    scene = dozing()
+    scene.feed(event)
+    assert scene.phase("backup") is Phase.DOZING
 
 
 def test_every_event_has_a_handler() -> None:
@@ -144,8 +176,8 @@ def test_a_bundle_of_no_open_incident_is_only_said() -> None:
 
 # -- what the gateway tells of a death
 
-CUT = e.InFlight("r1", 100_000, 2.5, True, "0123456789abcdef", 38_000, "cut")
-QUEUED = e.InFlight("r2", 500, 0.1, False, "f" * 16, 100, "replayed")
+CUT = e.InFlight(1, 100_000, 2.5, True, "0123456789abcdef", 38_000, "cut")
+QUEUED = e.InFlight(2, 500, 0.1, False, "f" * 16, 100, "replayed")
 TOLD = ("2 requests in flight; the longest 100000 bytes (about 38000 tokens), 2.5 s old, answering, cut, "
         "content 0123456789ab")
 

@@ -12,7 +12,7 @@ from vllm_watchdog.core import incidents
 from vllm_watchdog.core.failover import Side
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
-from vllm_watchdog.core.plan import EnginePlan, Limits, Plan
+from vllm_watchdog.core.plan import EnginePlan, Limits, Plan, Standby
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.world import remembered
 
@@ -130,6 +130,54 @@ def test_a_stray_that_does_not_go_is_named_to_a_human() -> None:
     scene.at(60.0)
     assert scene.alerts() == [("opened", "vram_held")]
     assert scene.world.incidents[0].text == "primary can't be started: primary#4 is not gone yet"
+
+
+# -- a standby that sleeps, or may
+
+SLEEPING = plan(gpus=(0,), share=0.85, backup_share=0.5, standby=Standby.SLEEPING)
+HOT = plan(gpus=(0,), share=0.6, backup_share=0.3, standby=Standby.HOT)
+
+
+@pytest.mark.parametrize("on_backup", [True, False])
+def test_a_sleeper_is_put_to_sleep_again_since_it_may_have_been_on_its_way_back(on_backup: bool) -> None:
+    known = memory(EngineMemory("backup", 2, True, asleep=True), services=(ServiceMemory("primary", on_backup, 3.0),))
+    scene = Scene(SLEEPING, 5.0, known, (survivor("primary#1"), survivor("backup#2", 200)))
+    assert scene.phase("backup") is Phase.DOZING and scene.only(c.Sleep).mark == mark("backup#2")
+    scene.sleep()
+    assert scene.phase("backup") is Phase.ASLEEP
+    assert scene.phase() is (Phase.STOPPING if on_backup else Phase.LOADING)
+
+
+@pytest.mark.parametrize("on_backup", [True, False])
+def test_a_standby_that_did_not_sleep_is_adopted_like_any_engine(on_backup: bool) -> None:
+    """It may be loading, which a wake would end; or serve, so busy that a wake's token is late."""
+    known = memory(EngineMemory("backup", 2, True), services=(ServiceMemory("primary", on_backup, 3.0),))
+    scene = Scene(SLEEPING, 5.0, known, (survivor("backup#2", 200), survivor("primary#1")))
+    assert scene.phase("backup") is Phase.LOADING
+    scene.ok("backup")
+    assert scene.phase("backup") is (Phase.SERVING if on_backup else Phase.DOZING)
+    assert not scene.all(c.Wake)
+
+
+def test_a_generation_that_is_newer_than_what_is_remembered_of_the_sleeper_does_not_sleep() -> None:
+    known = memory(EngineMemory("backup", 2, True, asleep=True))
+    scene = Scene(SLEEPING, 5.0, known, (survivor("backup#3", 200), survivor("primary#1")))
+    assert scene.phase("backup") is Phase.LOADING and not scene.all(c.Sleep)
+
+
+def test_a_sleeper_that_is_configured_to_sleep_no_more_is_started_anew() -> None:
+    """Nobody would wake it."""
+    known = memory(EngineMemory("backup", 2, True, asleep=True), services=(ServiceMemory("primary", True, 3.0),))
+    scene = Scene(plan(), 5.0, known, (survivor("backup#2", 200),))
+    assert scene.phase("backup") is Phase.STOPPING and not scene.all(c.Sleep)
+    scene.crash("backup", 6.0)
+    assert scene.only(c.Spawn).mark == mark("backup#3")
+
+
+def test_both_engines_of_a_hot_pair_are_kept() -> None:
+    scene = Scene(HOT, survivors=(survivor("primary#1"), survivor("backup#1", 200)))
+    assert scene.phases() == {"primary": Phase.LOADING, "backup": Phase.LOADING}
+    assert [said["then"] for said in scene.said("engine.adopted")] == ["kept", "kept"]
 
 
 # -- what is remembered

@@ -162,17 +162,19 @@ EVENTS = (
     e.Dumped(8.0, M, "id", "folder", ("ps",)), e.Dumped(8.0, None, "id", "f"),
     e.Probed(9.0, M, Health.OK, (Holder(3, "vllm", M),)),
     e.Answered(9.0, M, True, 0.1), e.Answered(9.0, M, Unknown(8.0, "404"), 1.0),
+    e.Slept(9.5, M, "", 0.3), e.Woke(9.5, M, "/wake_up answered 500", 0.1),
     e.Scraped(10.0, M, metrics(4.0)), e.Scraped(10.0, M, metrics(None)), e.Scraped(10.0, M, Unknown(9.0, "refused")),
     e.GpusSampled(11.0, (gpu(40, (3, "core", M, 39), (4, "x", None, None)),)),
     e.GpusSampled(11.0, Unknown(1.0, "no driver")),
     e.HostSampled(12.0, host(), (tree(M), tree(M, cpu=None, io=None))), e.HostSampled(12.0, Unknown(1.0, "no /proc")),
     e.LogRead(13.0, M, INCIDENT.findings, True),
     e.KernelRead(14.0, INCIDENT.findings), e.KernelRead(14.0, Unknown(1.0, "EPERM")),
-    e.Casualties(14.5, M, 3, (e.InFlight("r1", 100_000, 2.5, True, "abc", 38_000, "cut"),)),
+    e.Casualties(14.5, M, 3, (e.InFlight(1, 100_000, 2.5, True, "abc", 38_000, "cut"),)),
     e.Asked(15.0, 3, "restart", "primary", "because"), e.Asked(15.0, 3, "pause"),
 )
 COMMANDS = (
     c.Spawn(M), c.Adopt(M, 12), c.Term(M), c.Kill(M), c.Drain(M), c.Ask(M, 10.0), c.SampleGpus(),
+    c.Sleep(M, 120.0), c.Wake(M, 30.0),
     c.Dump("id", M, "oom_runtime", True, 10.0), c.Dump("id", None, "disk_low", False, 10.0), c.Record(INCIDENT),
     c.Alert("opened", INCIDENT), c.Answer(3, True, "done"), c.Say("engine.phase", (("engine", "primary#3"),)), c.Quit(),
 )

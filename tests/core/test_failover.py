@@ -5,18 +5,18 @@ from math import inf
 
 import pytest
 
-from vllm_watchdog.core.failover import Facts, Hint, Service, Side, hint, observe, turned
-from vllm_watchdog.core.plan import Failback, FailoverPlan
+from vllm_watchdog.core.failover import PATIENCE_MAX, Facts, Hint, Service, Side, hint, observe, turned
+from vllm_watchdog.core.plan import Failback, FailoverPlan, Standby
 
 PLAN = FailoverPlan(after_failures=1, stable_s=600, idle_s=10)
 ON_PRIMARY = Service("primary", "backup")
-ON_BACKUP = Service("primary", "backup", Side.BACKUP, since=0.0, turned_at=0.0, serving_since=100.0, idle_since=790.0)
+ON_BACKUP = Service("primary", "backup", side=Side.BACKUP, since=0.0, turned_at=0.0, serving_since=100.0, idle_since=790.0)
 IDLE = Facts(serving=True, idle=True)
 
 
 def test_nothing_is_wrong_until_it_is_known_to_be() -> None:
-    assert Facts() == Facts(0, 0, False, False, False, True, False, False)
-    assert Service("primary") == Service("primary", None, Side.PRIMARY, 0.0, -inf, inf, inf)
+    assert Facts() == Facts(0, 0, False, False, False, True, False, False, False, False, False, False)
+    assert Service("primary") == Service("primary", None, Standby.COLD, Side.PRIMARY, 0.0, -inf, inf, inf, 1.0)
 
 
 def test_the_wanted_engine_is_the_sides() -> None:
@@ -25,7 +25,7 @@ def test_the_wanted_engine_is_the_sides() -> None:
 
 
 def test_a_service_without_a_backup_wants_its_primary_whatever_side() -> None:
-    assert Service("solo", None, Side.BACKUP).wanted == "solo"
+    assert Service("solo", None, side=Side.BACKUP).wanted == "solo"
 
 
 @pytest.mark.parametrize(("facts", "why"), [
@@ -112,6 +112,69 @@ def test_since_when_it_serves_and_is_idle_is_kept_while_it_does() -> None:
 
 
 def test_a_turn_begins_the_other_side_anew() -> None:
-    after = turned(ON_BACKUP, 900.0)
-    assert after == Service("primary", "backup", Side.PRIMARY, since=900.0, turned_at=900.0)
-    assert turned(after, 950.0).side is Side.BACKUP
+    after = turned(ON_BACKUP, 900.0, PLAN)
+    assert after == Service("primary", "backup", side=Side.PRIMARY, since=900.0, turned_at=900.0)
+    assert turned(after, 950.0, PLAN).side is Side.BACKUP
+
+
+# -- a standby that can serve at once
+
+@pytest.mark.parametrize(("facts", "why"), [
+    (Facts(down=True, standby_ready=True), Hint.DOWN),
+    (Facts(down=True), Hint.NONE),
+    (Facts(standby_ready=True), Hint.NONE),
+    (Facts(down=True, standby_ready=True, backup_held=True), Hint.NONE),
+    (Facts(down=True, standby_ready=True, failures=2), Hint.FAILURES),
+    (Facts(down=True, degraded=True, standby_ready=True), Hint.DOWN),
+])
+def test_the_first_failure_goes_to_a_standby_that_is_ready(facts: Facts, why: Hint) -> None:
+    assert hint(ON_PRIMARY, 800.0, facts, PLAN) is why
+
+
+@pytest.mark.parametrize(("facts", "why"), [
+    (Facts(down=True, primary_serves=True), Hint.DOWN),
+    (Facts(down=True), Hint.NONE),
+    (Facts(primary_serves=True), Hint.NONE),
+    (Facts(down=True, primary_serves=True, primary_held=True), Hint.NONE),
+])
+def test_a_backup_that_fails_beside_a_primary_that_serves_sends_it_back_at_once(facts: Facts, why: Hint) -> None:
+    """Whatever the plan says of failback: nobody else serves."""
+    assert hint(ON_BACKUP, 101.0, facts, replace(PLAN, failback=Failback.MANUAL)) is why
+
+
+# -- failback where both fit
+
+def test_where_both_fit_the_primary_is_started_beside_the_backup_busy_or_not_before_it_comes_back() -> None:
+    busy = replace(ON_BACKUP, idle_since=inf)
+    assert hint(busy, 800.0, Facts(serving=True, fit=True), PLAN) is Hint.PREPARE
+    assert hint(busy, 800.0, Facts(serving=True, fit=True, primary_serves=True), PLAN) is Hint.STABLE
+
+
+@pytest.mark.parametrize("plan", [PLAN, replace(PLAN, failback=Failback.MANUAL)])
+def test_where_both_fit_it_still_waits_until_it_was_stable_or_for_a_human(plan: FailoverPlan) -> None:
+    early = 699.9 if plan is PLAN else 9999.0
+    assert hint(ON_BACKUP, early, Facts(serving=True, fit=True, primary_serves=True), plan) is Hint.NONE
+
+
+# -- damping
+
+def test_a_failover_soon_after_a_failback_doubles_the_wait_up_to_a_limit() -> None:
+    service, at, waits = ON_PRIMARY, 0.0, []
+    for _ in range(7):
+        service = turned(service, at, PLAN)             # away
+        waits.append(service.patience)
+        service = turned(service, at + 700.0, PLAN)     # and back
+        assert service.patience == waits[-1], "coming back changes nothing"
+        at += 700.0 + 1199.9
+    assert waits == [1, 2, 4, 8, 16, 16, 16] and PATIENCE_MAX == 16
+
+
+def test_a_failover_long_after_a_failback_forgives() -> None:
+    service = replace(ON_PRIMARY, turned_at=0.0, patience=8.0)
+    assert turned(service, 1199.9, PLAN).patience == 16.0
+    assert turned(service, 1200.0, PLAN).patience == 1.0
+
+
+def test_patience_is_so_many_times_the_stable_time() -> None:
+    patient = replace(ON_BACKUP, patience=2.0, idle_since=0.0)
+    assert [hint(patient, at, IDLE, PLAN) for at in (1299.9, 1300.0)] == [Hint.NONE, Hint.STABLE]

@@ -12,7 +12,7 @@ from vllm_watchdog.core import follow, incidents
 from vllm_watchdog.core.failover import Side
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.memory import Memory
-from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Thresholds
+from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Standby, Thresholds
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.readings import Unknown
 from vllm_watchdog.core.world import next_deadline
@@ -90,7 +90,7 @@ def test_a_wait_that_is_given_up_ends_the_looking() -> None:
 
 
 def test_the_backup_waits_until_the_primary_has_left_the_card() -> None:
-    scene = Scene(plan(gpus=(0,), share=0.3))
+    scene = Scene(plan(gpus=(0,), share=0.5))
     scene.gpus(0.0, gpu(1))
     scene.serve()
     scene.ask("failover")
@@ -398,6 +398,63 @@ def test_a_pause_and_a_stop_are_not_answered_by_a_failover(verb: str) -> None:
     scene.at(100.0)
     assert scene.world.services[0].side is Side.PRIMARY
     assert scene.phase("backup") is Phase.STOPPED
+
+
+# -- a standby, or both at once
+
+PAIR = {"gpus": (0,), "share": 0.4}      # of one card: both fit
+
+
+@pytest.mark.parametrize("busy", [0.0, 9.0])
+def test_where_both_fit_the_primary_serves_beside_the_backup_before_the_backup_is_stopped(busy: float) -> None:
+    scene = Scene(plan(**PAIR, failover=FailoverPlan(after_failures=0)))
+    scene.gpus(0.0, gpu(1))
+    scene.serve()
+    scene.crash("primary", 20.0)
+    scene.gpus(20.1, gpu(1))
+    scene.serve("backup")
+    for at in range(21, 621):
+        scene.scrape(float(at), "backup", at=float(at), running=busy)
+        assert scene.phases() == {"primary": Phase.STOPPED, "backup": Phase.SERVING}
+    scene.scrape(621.0, "backup", at=621.0, running=busy)
+    assert scene.phases() == {"primary": Phase.RELEASING, "backup": Phase.SERVING}
+    scene.gpus(621.1, gpu(41))
+    scene.serve()
+    assert scene.phases() == {"primary": Phase.SERVING, "backup": Phase.STOPPING}
+    assert scene.said("service.failback")[0]["because"] == "stable"
+
+
+def test_a_suspect_is_not_down_before_it_is_condemned() -> None:
+    scene = Scene(plan(standby=Standby.HOT))
+    scene.serve()
+    scene.serve("backup")
+    scene.crash("primary", 1.0)
+    assert scene.world.services[0].side is Side.BACKUP
+    scene.serve()
+    scene.ask("failback")
+    scene.scrape(1, at=2.0)
+    scene.at(12.0)
+    scene.feed(e.Answered(22.0, mark("primary#2"), False, 10.0))
+    assert scene.phase() is Phase.SUSPECT and scene.world.services[0].side is Side.PRIMARY
+    scene.at(82.0)
+    assert scene.phase() is Phase.DUMPING and scene.world.services[0].side is Side.BACKUP
+
+
+def test_the_engine_of_a_hot_pair_that_leaves_is_not_stopped() -> None:
+    scene = Scene(plan(standby=Standby.HOT)).serve().serve("backup")
+    scene.ask("failover")
+    assert scene.phases() == {"primary": Phase.SERVING, "backup": Phase.SERVING}
+
+
+def test_a_stop_is_a_stop_for_a_standby_too() -> None:
+    scene = Scene(plan(standby=Standby.SLEEPING)).serve("backup")
+    scene.sleep()
+    scene.serve()
+    scene.feed(e.StopAsked(10.0, "SIGTERM"))
+    assert scene.phases() == {"primary": Phase.STOPPING, "backup": Phase.STOPPING}
+    scene.crash("primary", 11.0)
+    scene.crash("backup", 11.0)
+    assert scene.only(c.Quit) and not scene.all(c.Wake)
 
 
 # -- recovery

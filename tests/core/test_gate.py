@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from tests.core.scenes import GIB, gpu, mark
@@ -10,6 +11,9 @@ from vllm_watchdog.core.gate import (
     FRESH_SHARE,
     SLACK,
     SMALL_BYTES,
+    TOGETHER,
+    blind,
+    fit_together,
     holders,
     in_the_way,
     others_on,
@@ -18,7 +22,7 @@ from vllm_watchdog.core.gate import (
     shortage,
     told,
 )
-from vllm_watchdog.core.plan import EnginePlan
+from vllm_watchdog.core.plan import EnginePlan, Standby
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import GpuProcess, Holder, Unknown
 
@@ -28,10 +32,10 @@ OTHER = EnginePlan("other", 8200, (0,), 0.3)
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_a_rival_is_whoever_of_the_service_has_a_process_on_the_card(phase: Phase) -> None:
-    expected = ("primary",) if phase in HAS_CHILD else ()
-    assert rivals(BACKUP, [(PRIMARY, phase), (BACKUP, Phase.SERVING)]) == expected
-    assert rivals(PRIMARY, [(BACKUP, phase)]) == (("backup",) if phase in HAS_CHILD else ())
+def test_a_rival_is_whoever_of_the_service_has_a_process_awake_on_the_card(phase: Phase) -> None:
+    rival = phase in HAS_CHILD - {Phase.ASLEEP}
+    assert rivals(BACKUP, [(PRIMARY, phase), (BACKUP, Phase.SERVING)]) == (("primary",) if rival else ())
+    assert rivals(PRIMARY, [(BACKUP, phase)]) == (("backup",) if rival else ())
 
 
 def test_an_engine_of_another_service_is_no_rival() -> None:
@@ -40,6 +44,36 @@ def test_an_engine_of_another_service_is_no_rival() -> None:
 
 def test_an_engine_on_another_card_is_no_rival() -> None:
     assert rivals(replace(BACKUP, gpus=(1,)), [(PRIMARY, Phase.SERVING)]) == ()
+
+
+@pytest.mark.parametrize(("changes", "fit"), [
+    ({"vram_share": 0.45}, True), ({"vram_share": 0.46}, False), ({"vram_share": 0.03}, True), ({"vram_share": None}, False),
+    ({"vram_share": 0.9, "gpus": (1,)}, True), ({"vram_share": 0.9, "gpus": ()}, False),
+    ({"vram_share": 0.9, "standby": Standby.HOT}, True), ({"vram_share": 0.9, "standby": Standby.SLEEPING}, False)])
+def test_two_engines_fit_together_on_cards_of_their_own_or_by_their_shares_or_as_a_hot_pair(
+        changes: dict[str, object], fit: bool) -> None:
+    other = replace(BACKUP, **changes)
+    assert fit_together(PRIMARY, other) is fit and fit_together(other, PRIMARY) is fit
+    assert rivals(other, [(PRIMARY, Phase.SERVING)]) == (() if fit else ("primary",))
+
+
+def test_without_a_share_two_engines_are_taken_at_vllms_own_default() -> None:
+    wide, narrow = replace(PRIMARY, vram_share=None), replace(BACKUP, vram_share=0.03)
+    assert TOGETHER == 0.95 and fit_together(wide, narrow)
+    assert not fit_together(wide, replace(narrow, vram_share=0.04))
+
+
+def test_only_a_sensor_that_has_said_so_is_blind() -> None:
+    assert blind(Unknown(1.0, "no driver"), 1.0)
+    assert not blind(Unknown(0.0, "not sampled yet"), -inf) and not blind((gpu(1),), 1.0)
+
+
+def test_what_a_sleeper_keeps_is_its_own_room() -> None:
+    card = gpu(51, (1, "core", mark("backup#1"), 2), (2, "x", mark("backup#1"), None), (3, "core", mark("primary#1"), 49))
+    assert shortage(BACKUP, (card,), mark("backup#1")) == ()
+    ((_, missing),) = shortage(BACKUP, (card,))
+    assert missing == 2 * GIB
+    assert told(BACKUP, (card,)).startswith("GPU 0 lacks 2.0 GiB") and told(BACKUP, (card,), mark("backup#1")) == ""
 
 
 @pytest.mark.parametrize(("one", "other", "shared"), [

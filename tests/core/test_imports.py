@@ -13,7 +13,8 @@ import vllm_watchdog
 ROOT = Path(vllm_watchdog.__file__).parent
 PACKAGE = "vllm_watchdog"
 ADAPTERS = ("sense", "act", "tell", "web", "gateway", "sim")
-COMMON = frozenset({"config", "launch", "proc", "procfs", "gateway_plan"})  # modules beside the rooms that adapters may use
+# Modules beside the rooms that adapters may use.
+COMMON = frozenset({"config", "launch", "proc", "procfs", "exchange", "gateway_plan"})
 PURE = frozenset({
     "__future__", "bisect", "collections", "dataclasses", "datetime", "enum", "functools", "itertools", "json", "math", "re",
     "statistics", "types", "typing", "zlib",

@@ -6,7 +6,7 @@ from tests.core.scenes import Scene, finding, gpu, mark, plan
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core import events as e
 from vllm_watchdog.core.failover import Side
-from vllm_watchdog.core.plan import EnginePlan, Limits, Plan
+from vllm_watchdog.core.plan import EnginePlan, Limits, Plan, Standby
 from vllm_watchdog.core.policy import Phase
 
 M = mark("primary#1")
@@ -101,6 +101,48 @@ def test_a_failover_and_a_failback_change_sides() -> None:
     answer = scene.ask("failback", "backup")
     assert (answer.ok, answer.text) == (True, "primary: backup is being stopped, then primary starts")
     assert scene.said("service.failback")[0]["to"] == "primary"
+
+
+@pytest.mark.parametrize(("mode", "there", "back"), [
+    (Standby.COLD, "primary is being stopped, then backup starts", "backup is being stopped, then primary starts"),
+    (Standby.SLEEPING, "primary is being stopped, then backup is woken", "backup is put to sleep, then primary starts"),
+    (Standby.HOT, "primary stays as it is, backup takes over", "backup stays as it is, primary takes over"),
+])
+def test_the_answer_says_what_a_change_of_sides_means_in_each_mode(mode: Standby, there: str, back: str) -> None:
+    scene = Scene(plan(standby=mode))
+    if mode is Standby.SLEEPING:
+        scene.serve("backup")
+        scene.sleep()
+    scene.serve()
+    if mode is Standby.HOT:
+        scene.serve("backup")
+    assert scene.ask("failover").text == f"primary: {there}"
+    if mode is not Standby.HOT:
+        scene.crash()
+    if mode is Standby.SLEEPING:
+        scene.wake()
+    if mode is Standby.COLD:
+        scene.serve("backup")
+    assert scene.ask("failback").text == f"primary: {back}"
+
+
+def test_a_human_wakes_a_backup_whose_failures_are_forgiven_or_starts_one_that_is_lost() -> None:
+    scene = Scene(plan(standby=Standby.SLEEPING))
+    scene.serve("backup")
+    scene.crash("backup", 1.0)
+    scene.serve()
+    assert scene.ask("failover").text == "primary: primary is being stopped, then backup starts"
+    scene.crash()
+    assert scene.phase("backup") is Phase.STARTING and scene.engine("backup").life.failures == ()
+
+
+@pytest.mark.parametrize("name", ["primary", "backup"])
+@pytest.mark.parametrize("side", ["failback", "failover"])
+def test_each_engine_of_a_hot_pair_can_be_restarted_whoever_serves(name: str, side: str) -> None:
+    scene = Scene(plan(standby=Standby.HOT)).serve().serve("backup")
+    scene.ask(side)
+    assert scene.ask("restart", name).ok
+    assert scene.phase(name) is Phase.STOPPING
 
 
 def test_a_failover_to_where_it_is_already_changes_nothing() -> None:

@@ -16,6 +16,7 @@ from vllm_watchdog.core.policy import (
     ALIVE,
     AT_REST,
     HAS_CHILD,
+    NAPPING,
     ONLY_WHEN_ACTIVE,
     TABLE,
     Do,
@@ -32,12 +33,13 @@ from vllm_watchdog.core.policy import (
 
 P, S = Phase, Sign
 QUICK = Limits(spawn_s=4, load_s=20, suspect_s=10, dump_s=3, stop_s=5, kill_s=6, settle_s=2, release_s=7,
+               sleep_s=9, wake_s=8,
                backoff_s=1, backoff_max_s=8, budget=2, window_s=300)
 WAITS = {P.RELEASING: 7, P.STARTING: 4, P.LOADING: 20, P.SUSPECT: 10, P.DUMPING: 3, P.STOPPING: 5, P.KILLING: 6,
-         P.SETTLING: 2}
-DEAD_HUMAN = {P.STOPPED, P.HELD, P.WEDGED, P.SERVING}       # phases that nothing but an event ends
+         P.SETTLING: 2, P.DOZING: 9, P.WAKING: 8}
+DEAD_HUMAN = {P.STOPPED, P.HELD, P.WEDGED, P.SERVING, P.ASLEEP}       # phases that nothing but an event ends
 OUTER = (S.WANT, S.START, S.UNWANT, S.AGAIN, S.CLEAR, S.SPAWNED, S.WELL, S.ILL, S.FAULT, S.DUMPED, S.EXIT, S.EMPTY,
-         S.SETTLED)
+         S.SETTLED, S.REST, S.SLEPT, S.ROUSE, S.WOKE)
 ROAD_TO_WEDGED = (S.WANT, S.CLEAR, S.SPAWNED, S.WELL, S.ILL, S.TIMEOUT, S.TIMEOUT, S.TIMEOUT, S.TIMEOUT)
 
 
@@ -99,10 +101,28 @@ def test_when_nothing_is_left_the_rest_of_the_log_is_read_before_anything_is_dec
         assert (after.phase, actions) == (P.SETTLING, (Do.DRAIN,))
 
 
-@pytest.mark.parametrize("phase", [P.LOADING, P.SUSPECT])
+@pytest.mark.parametrize("phase", [P.LOADING, P.SUSPECT, P.DOZING, P.WAKING])
 def test_patience_that_is_at_its_end_takes_evidence_first(phase: Phase) -> None:
     after, actions = step(State(phase, wanted=True, deadline=9), Event(9, S.TIMEOUT), QUICK)
     assert (after.phase, actions, after.charged) == (P.DUMPING, (Do.DUMP,), True)
+
+
+def test_a_standby_sleeps_and_wakes_and_is_told_so_only_where_it_can() -> None:
+    road = [(S.REST, P.DOZING, (Do.SLEEP,)), (S.SLEPT, P.ASLEEP, ()), (S.ROUSE, P.WAKING, (Do.WAKE,)),
+            (S.WOKE, P.SERVING, ())]
+    state = State(P.SERVING, wanted=True)
+    for sign, phase, does in road:
+        state, actions = step(state, Event(5, sign), QUICK)
+        assert (state.phase, actions) == (phase, does)
+    for before, event, _, actions in WALK:
+        assert Do.SLEEP not in actions or (before.phase, event.sign) == (P.SERVING, S.REST)
+        assert Do.WAKE not in actions or (before.phase, event.sign) == (P.ASLEEP, S.ROUSE)
+
+
+def test_a_sleeper_does_not_wake_by_itself() -> None:
+    for before, event, after, _ in WALK:
+        if before.phase in NAPPING and after.phase in (P.SERVING, P.SUSPECT):
+            assert (before.phase, event.sign) == (P.WAKING, S.WOKE)
 
 
 def test_a_spawn_that_is_never_answered_is_killed_whatever_it_became() -> None:
@@ -216,7 +236,8 @@ def serves_after(state: State) -> bool:
     at = 0.0
     for _ in range(12):
         sign = {P.RELEASING: S.CLEAR, P.STARTING: S.SPAWNED, P.LOADING: S.WELL, P.SUSPECT: S.WELL, P.SETTLING: S.SETTLED,
-                P.DUMPING: S.DUMPED, P.STOPPING: S.EXIT, P.KILLING: S.EMPTY, P.WEDGED: S.EMPTY}.get(state.phase)
+                P.DUMPING: S.DUMPED, P.STOPPING: S.EXIT, P.KILLING: S.EMPTY, P.WEDGED: S.EMPTY,
+                P.DOZING: S.SLEPT, P.ASLEEP: S.ROUSE, P.WAKING: S.WOKE}.get(state.phase)
         if state.phase is P.BACKOFF:
             sign, at = S.TIMEOUT, state.deadline
         if sign is None:
@@ -319,7 +340,7 @@ def test_unwanted_while_failing_is_not_started_again() -> None:
 
 
 def test_what_pause_suspends_are_the_waits_whose_end_is_an_automatic_action() -> None:
-    assert {P.LOADING, P.SUSPECT, P.BACKOFF} == ONLY_WHEN_ACTIVE
+    assert {P.LOADING, P.SUSPECT, P.DOZING, P.WAKING, P.BACKOFF} == ONLY_WHEN_ACTIVE
     assert {P.DUMPING, P.STOPPING, P.KILLING, P.WEDGED} == HAS_CHILD - ALIVE
     assert not HAS_CHILD & (AT_REST | {P.RELEASING, P.SETTLING, P.BACKOFF})
 
@@ -392,7 +413,7 @@ class PolicyMachine(RuleBasedStateMachine):
             elif action in (Do.TERM, Do.KILL, Do.DUMP):
                 assert self.child, f"{action} sent to nobody"
 
-    @rule(sign=st.sampled_from([S.WELL, S.ILL, S.CLEAR, S.SPAWNED, S.DUMPED, S.SETTLED]))
+    @rule(sign=st.sampled_from([S.WELL, S.ILL, S.CLEAR, S.SPAWNED, S.DUMPED, S.SETTLED, S.REST, S.SLEPT, S.ROUSE, S.WOKE]))
     def the_world_speaks(self, sign: Sign) -> None:
         self.feed(sign)
 

@@ -124,7 +124,7 @@ def test_what_a_dead_engine_last_published_is_not_told_as_if_it_were_now() -> No
     assert scene.phase() is Phase.BACKOFF
     assert (seen["metrics"], seen["tree"], seen["pid"]) == ({"unknown": "no process"}, None, None)
     assert seen["next_try"] == pytest.approx(scene.engine().life.deadline + WALL, abs=0.001)
-    assert (seen["failures"], seen["cause"]) == (2, "")
+    assert (seen["failures"], seen["cause"]) == (2, "unexpected_exit")
 
 
 def test_counters_that_are_not_published_are_said_to_be_missing() -> None:

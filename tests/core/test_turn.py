@@ -9,7 +9,7 @@ from vllm_watchdog.core import commands as c
 from vllm_watchdog.core import events as e
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import Limits
-from vllm_watchdog.core.policy import Phase, Sign
+from vllm_watchdog.core.policy import Phase, Sign, State
 from vllm_watchdog.core.readings import Holder, Unknown
 from vllm_watchdog.core.turn import DAY_S, HOST, LOOK_S, Turn
 from vllm_watchdog.core.world import World
@@ -96,6 +96,34 @@ def test_a_cause_that_the_log_named_is_not_replaced_by_a_timeout() -> None:
     assert scene.world.incidents[0].text == "No such file"
 
 
+@pytest.mark.parametrize(("phase", "cause", "why"), [
+    (Phase.DOZING, "sleep_failed", "it did not fall asleep within 9 s"),
+    (Phase.WAKING, "wake_failed", "it was not awake, with a token, within 7 s"),
+])
+def test_a_sleep_and_a_wake_that_take_too_long_say_so(phase: Phase, cause: str, why: str) -> None:
+    turn = Turn(Scene(plan(limits=Limits(sleep_s=9, wake_s=7))).serve().world, 5.0)
+    turn.change("primary", life=State(phase, wanted=True, deadline=5.0))
+    turn.sign("primary", Sign.TIMEOUT)
+    assert (turn.world.engine("primary").cause, turn.world.engine("primary").why) == (cause, why)
+
+
+def test_a_sleep_and_a_wake_are_ordered_with_their_time() -> None:
+    turn = Turn(Scene(plan(limits=Limits(sleep_s=9, wake_s=7))).serve().world, 5.0)
+    for sign in (Sign.REST, Sign.SLEPT, Sign.ROUSE):
+        turn.sign("primary", sign)
+    assert [it for it in turn.flush() if not isinstance(it, c.Say)] == [c.Sleep(M, 9), c.Wake(M, 7)]
+
+
+def test_a_look_that_is_due_already_is_not_asked_for_again() -> None:
+    turn = Turn(Scene(plan()).world, 5.0)
+    turn.look_soon()
+    assert turn.world.look_at == 5.0 + LOOK_S and turn.commands == [c.SampleGpus()]
+    for at, looks in ((5.05, 0), (5.0 + LOOK_S, 1)):
+        later = Turn(turn.world, at)
+        later.look_soon()
+        assert len(later.commands) == looks, at
+
+
 # -- evidence
 
 def test_a_condemned_engine_is_dumped_with_stacks_and_only_once() -> None:
@@ -161,7 +189,7 @@ def test_a_page_says_why_another_try_would_fail() -> None:
 
 
 def test_a_page_says_who_is_in_the_way() -> None:
-    the_plan = plan(gpus=(0,), share=0.4, limits=Limits(release_s=20))
+    the_plan = plan(gpus=(0,), share=0.5, limits=Limits(release_s=20))
     found = (e.Survivor(mark("primary#1"), 100, leader=True, age_s=5.0),
              e.Survivor(mark("gone#2"), 300, leader=False, age_s=5.0))
     scene = Scene(the_plan, survivors=found)
@@ -172,7 +200,7 @@ def test_a_page_says_who_is_in_the_way() -> None:
     incident = scene.world.incidents[0]
     assert (incident.class_, incident.urgency) == ("vram_held", Urgency.PAGE)
     assert incident.text == ("backup can't be started: primary still has processes; gone#2 is not gone yet; "
-                             "GPU 0 lacks 11.0 GiB, held by PID 7 (python) 70.0 GiB")
+                             "GPU 0 lacks 21.0 GiB, held by PID 7 (python) 70.0 GiB")
 
 
 def test_a_page_says_that_no_sample_has_come() -> None:
@@ -196,7 +224,8 @@ def test_a_page_about_an_unkillable_engine_names_its_pid() -> None:
 def test_a_failure_without_a_word_is_told_by_its_exit_code() -> None:
     scene = Scene(SOLO).serve()
     scene.crash("primary", 10.0)
-    assert (scene.world.incidents[0].class_, scene.world.incidents[0].text) == ("unexpected_exit", "exit code 1")
+    assert (scene.world.incidents[0].class_, scene.world.incidents[0].text) == (
+        "unexpected_exit", "it exited with code 1")
 
 
 def test_a_failure_of_an_adopted_engine_may_have_no_exit_code() -> None:
@@ -210,7 +239,28 @@ def test_exit_code_zero_is_a_code() -> None:
     scene = Scene(SOLO).serve()
     scene.feed(e.Exited(10.0, M, 0))
     scene.bury()
-    assert scene.world.incidents[0].text == "exit code 0"
+    assert scene.world.incidents[0].text == "it exited with code 0"
+
+
+def test_a_signal_that_nobody_of_us_sent_is_told_as_one() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Exited(10.0, M, -9))
+    scene.bury()
+    assert scene.world.incidents[0].text == "it was ended by signal 9, which we did not send"
+    assert (scene.engine().cause, scene.engine().generation) == ("", 2)
+
+
+def test_what_holds_an_engine_is_the_cause_from_then_on() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Exited(10.0, M, -9))
+    scene.bury()
+    mark = scene.engine().mark
+    scene.feed(e.Spawned(10.5, mark, 300))
+    scene.feed(e.LogRead(11.0, mark, (finding("bad_args", "unrecognized arguments: --x"),)))
+    scene.feed(e.Exited(11.1, mark, 2))
+    scene.bury()
+    assert (scene.world.incidents[0].class_, scene.world.incidents[0].page) == (
+        "bad_args", "primary is held: another try would fail alike (unrecognized arguments: --x)")
 
 
 def test_the_most_specific_failure_of_a_generation_is_its_cause() -> None:

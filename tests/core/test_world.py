@@ -60,7 +60,7 @@ def test_a_changed_service_takes_the_place_of_the_old_one() -> None:
 def test_pause_suspends_the_deadlines_of_automatic_actions_only(phase: Phase) -> None:
     engine = replace(WORLD.engine("primary"), life=State(phase=phase, deadline=7.0))
     assert due_at(WORLD, engine) == 7.0
-    suspended = phase in (Phase.LOADING, Phase.SUSPECT, Phase.BACKOFF)
+    suspended = phase in (Phase.LOADING, Phase.SUSPECT, Phase.DOZING, Phase.WAKING, Phase.BACKOFF)
     assert due_at(replace(WORLD, paused=True), engine) == (inf if suspended else 7.0)
 
 
@@ -95,6 +95,12 @@ def test_a_world_is_remembered_for_the_next_daemon() -> None:
     assert (memory.boot_id, memory.paused, memory.incidents) == ("boot-1", True, ())
     assert [(engine.name, engine.generation) for engine in memory.engines] == [("primary", 0), ("backup", 0)]
     assert [(service.name, service.on_backup) for service in memory.services] == [("primary", False)]
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_who_sleeps_or_is_on_its_way_there_or_back_is_remembered(phase: Phase) -> None:
+    world = replace(WORLD, engines=(replace(WORLD.engine("primary"), life=State(phase=phase)),))
+    assert remembered(world).engines[0].asleep is (phase in (Phase.DOZING, Phase.ASLEEP, Phase.WAKING))
 
 
 def test_a_world_is_only_ever_replaced() -> None:

@@ -20,16 +20,18 @@ from vllm_watchdog.core import gate
 from vllm_watchdog.core.advance import advance
 from vllm_watchdog.core.codec import encode
 from vllm_watchdog.core.incidents import Urgency
-from vllm_watchdog.core.plan import EnginePlan, Failback, FailoverPlan, Limits, Plan, Thresholds
+from vllm_watchdog.core.plan import EnginePlan, Failback, FailoverPlan, Limits, Plan, Standby, Thresholds
 from vllm_watchdog.core.policy import AT_REST, HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, Health, Holder, Mark, Unknown
 from vllm_watchdog.core.report import report
 from vllm_watchdog.core.schema import CODEC
+from vllm_watchdog.core.standby import READY
 from vllm_watchdog.core.world import World, next_deadline, remembered
 
 LIMITS = Limits(load_s=100, load_idle_s=50, suspect_s=20, suspect_blind_s=40, budget=2, backoff_max_s=10)
 LEVELS = Thresholds(vram_warn=((0, 0.90),), vram_degrade=((0, 0.95),), degrade_after_s=30, rss_bytes=8 * scenes.GIB)
 FAILOVER = FailoverPlan(stable_s=60)
+SLEEPING, HOT = Standby.SLEEPING, Standby.HOT
 PLANS = (
     scenes.plan(backup=False, limits=LIMITS),
     scenes.plan(limits=LIMITS, failover=FAILOVER),
@@ -38,6 +40,11 @@ PLANS = (
     Plan((EnginePlan("primary", 8100, (0,), 0.6, limits=LIMITS), EnginePlan("other", 8200, (0,), 0.3, limits=LIMITS),
           EnginePlan("backup", 8101, (0,), 0.6, backup_for="primary", limits=LIMITS)), LEVELS,
          FailoverPlan(failback=Failback.AUTO, stable_s=60)),
+    scenes.plan(limits=LIMITS, failover=FAILOVER, standby=SLEEPING),
+    scenes.plan(gpus=(0,), share=0.6, limits=LIMITS, thresholds=LEVELS, failover=FAILOVER, standby=SLEEPING),
+    scenes.plan(gpus=(0,), share=0.6, backup_gpus=(1,), limits=LIMITS, failover=FAILOVER, standby=SLEEPING),
+    scenes.plan(gpus=(0,), share=0.4, limits=LIMITS, failover=FAILOVER, standby=HOT),
+    scenes.plan(limits=LIMITS, failover=FAILOVER, standby=HOT),
 )
 CLASSES = ("oom_runtime", "engine_dead_v1", "bad_args", "cuda_hw", "startup_kv_insufficient", "compile_failure", "shm_stall",
            "startup_vram_busy")
@@ -52,6 +59,7 @@ class Proc:
     leader: bool = True
     killable: bool = True
     hung: bool = False
+    asleep: bool = False
 
 
 class WorldMachine(RuleBasedStateMachine):
@@ -96,7 +104,12 @@ class WorldMachine(RuleBasedStateMachine):
             case c.Ask(mark):
                 assert command not in self.pending, "two probes at once"
                 self.pending.append(command)
-            case c.Term() | c.Kill() | c.Drain() | c.Dump() | c.SampleGpus():
+            case c.Wake(mark):
+                assert mark in self.procs
+                for other in self.awake():
+                    assert mark == other or not self.on_one_card(mark, other), f"{mark} is woken beside {other}"
+                self.pending.append(command)
+            case c.Term() | c.Kill() | c.Drain() | c.Dump() | c.SampleGpus() | c.Sleep():
                 self.pending.append(command)
             case c.Quit():
                 assert all(c.Kill(mark) in self.pending for mark in self.procs), f"left {self.procs}"
@@ -108,15 +121,20 @@ class WorldMachine(RuleBasedStateMachine):
         assert not self.world.stopping
         assert len(engine.life.failures) <= LIMITS.budget, "restarted past the budget"
         assert not gate.shortage(engine.plan, self.world.gpus), "started into memory that somebody holds"
-        for other in self.procs:
+        for other in self.awake():
             assert not self.on_one_card(mark, other), f"{mark} beside {other}"
         self.issued.add(mark)
         self.procs[mark] = Proc(pid=1000 + len(self.issued))
         self.pending.append(c.Spawn(mark))
 
+    def awake(self) -> list[Mark]:
+        return [mark for mark, proc in self.procs.items() if not proc.asleep]
+
     def on_one_card(self, one: Mark, other: Mark) -> bool:
+        """Of one service, on a card that is too small for both."""
         same = self.plan.service_of(one.engine) == self.plan.service_of(other.engine)
-        return same and gate.share_a_card(self.plan.engine(one.engine), self.plan.engine(other.engine))
+        plans = self.plan.engine(one.engine), self.plan.engine(other.engine)
+        return same and (one.engine == other.engine or not gate.fit_together(*plans))
 
     def alert(self, kind: str, incident: str) -> None:
         """The outbox tells each kind once an incident; a new daemon tells what is open again, in case it was lost."""
@@ -150,8 +168,22 @@ class WorldMachine(RuleBasedStateMachine):
             case c.Ask(mark):
                 proc = self.procs.get(mark)
                 self.feed(e.Answered(self.now, mark, proc is not None and proc.leader and not proc.hung, 0.1))
+            case c.Sleep(mark) | c.Wake(mark):
+                self.nap(command, mark)
             case c.SampleGpus():
                 self.feed(e.GpusSampled(self.now, self.cards()))
+
+    def nap(self, command: c.Sleep | c.Wake, mark: Mark, why: str = "") -> None:
+        """A hung engine does not answer; one that is gone refuses."""
+        proc = self.procs.get(mark)
+        if proc is None or not proc.leader:
+            why = "connection refused"
+        elif proc.hung:
+            why = "no whole answer in time"
+        if proc and not why:
+            proc.asleep = isinstance(command, c.Sleep)
+        kind = e.Slept if isinstance(command, c.Sleep) else e.Woke
+        self.feed(kind(self.now, mark, why, 0.2))
 
     def leader_goes(self, mark: Mark, code: int) -> None:
         proc = self.procs.get(mark)
@@ -167,8 +199,9 @@ class WorldMachine(RuleBasedStateMachine):
         for mark, proc in self.procs.items():
             engine = self.plan.engine(mark.engine)
             for card in engine.gpus:
-                rows[card].append((proc.pid, "VLLM::EngineCore", mark, 100 * (engine.vram_share or 0.6) - 2))
-        return tuple(gpu(sum(row[3] or 0 for row in held), *held, index=card) for card, held in rows.items())
+                held = 1 if proc.asleep else 100 * (engine.vram_share or 0.6) - 2
+                rows[card].append((proc.pid, "VLLM::EngineCore", mark, held))
+        return tuple(gpu(sum(row[3] or 0 for row in found), *found, index=card) for card, found in rows.items())
 
     def living(self) -> list[Mark]:
         return [engine.mark for engine in self.world.engines if engine.phase in HAS_CHILD and engine.mark in self.procs]
@@ -206,8 +239,19 @@ class WorldMachine(RuleBasedStateMachine):
     def an_answer_never_comes(self, which: int) -> None:
         """TERM may be ignored, a bundle or a rest of a log be lost; an Ask and a Kill are always answered in the end."""
         command = self.pending[which % len(self.pending)]
-        if isinstance(command, c.Term | c.Dump | c.Drain | c.SampleGpus):
+        if isinstance(command, c.Term | c.Dump | c.Drain | c.SampleGpus | c.Sleep | c.Wake):
             self.pending.remove(command)
+
+    @precondition(lambda self: any(isinstance(it, c.Sleep | c.Wake) for it in self.pending))
+    @rule(done=st.booleans())
+    def a_nap_fails(self, done: bool) -> None:
+        """Refused; or done, and its proof is missing: the token does not come."""
+        command = next(it for it in self.pending if isinstance(it, c.Sleep | c.Wake))
+        self.pending.remove(command)
+        if command.mark in self.procs:
+            if done:
+                self.procs[command.mark].asleep = isinstance(command, c.Sleep)
+            self.nap(command, command.mark, "answered 500")
 
     @rule(wait=st.sampled_from([0.05, 0.5, 1, 5, 12, 31, 61, 130, 700]))
     def time_passes(self, wait: float) -> None:
@@ -312,8 +356,10 @@ class WorldMachine(RuleBasedStateMachine):
 
     @invariant()
     def two_generations_never_share_a_card(self) -> None:
-        marks = list(self.procs)
+        """Unless one sleeps, or both fit."""
+        marks = self.awake()
         assert not any(self.on_one_card(one, other) for one in marks for other in marks if one != other)
+        assert len({mark.engine for mark in self.procs}) == len(self.procs), "two generations of one engine"
 
     @invariant()
     def every_process_is_known(self) -> None:
@@ -329,10 +375,20 @@ class WorldMachine(RuleBasedStateMachine):
         assert open_ == {id_ for id_, told in self.alerts.items() if "resolved" not in told}
 
     @invariant()
-    def one_engine_of_a_service_is_wanted_at_most(self) -> None:
+    def whoever_is_wanted_serves_or_stands_by_or_comes_back_beside(self) -> None:
         for service in self.world.services:
             pair = [engine for engine in self.world.engines if service.name in (engine.name, engine.plan.backup_for)]
-            assert [engine.name for engine in pair if engine.life.wanted] in ([], [service.wanted])
+            wanted = {engine.name for engine in pair if engine.life.wanted}
+            both = service.standby is not Standby.COLD or gate.fit_together(pair[0].plan, pair[-1].plan)
+            assert both or wanted <= {service.wanted}
+
+    @invariant()
+    def who_sleeps_is_known_to_sleep(self) -> None:
+        """An engine that sleeps would look as if it served."""
+        for engine in self.world.engines:
+            proc = self.procs.get(engine.mark)
+            if engine.phase in (Phase.SERVING, Phase.SUSPECT) and proc and proc.leader:
+                assert not proc.asleep or self.world.service(engine.name).wanted != engine.name, engine.mark
 
     @invariant()
     def the_report_can_always_be_written(self) -> None:
@@ -391,7 +447,8 @@ class WorldMachine(RuleBasedStateMachine):
         pair = [engine for engine in self.world.engines if name in (engine.name, engine.plan.backup_for)]
         wanted, others = self.world.engine(service.wanted), [one for one in pair if one.name != service.wanted]
         incident = self.world.incident(name)
-        if any(other.phase not in AT_REST for other in others):
+        ready = AT_REST | READY[service.standby]
+        if any(other.phase not in ready for other in others):
             return False
         if wanted.phase is Phase.HELD:
             return incident is not None and incident.urgency is Urgency.PAGE

@@ -17,9 +17,9 @@ from typing import Any
 import uvloop
 
 from vllm_watchdog.gateway.app import Gateway
-from vllm_watchdog.gateway.plan import GatewayPlan
 from vllm_watchdog.gateway.report import Casualty
 from vllm_watchdog.gateway.routes import Target
+from vllm_watchdog.gateway_plan import GatewayPlan
 
 DEADLINE_S = 10.0
 STARTED: list[Backend] = []
@@ -140,7 +140,7 @@ class Backend:
                     self.asked.append(asked)
                     await self.behaviour(self, asked, writer, reader)
                 await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError, ValueError):
             self.gone += 1
         finally:
             self.tasks.discard(task)

@@ -308,8 +308,8 @@ def test_noise_crashes_and_leaks_nothing() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
         async with running() as bench:
             bench.serve(backend.serving())
-            for _ in range(20):
-                await asyncio.gather(*(one(bench) for _ in range(20)))
+            for _ in range(10):
+                await asyncio.gather(*(one(bench) for _ in range(25)))
             await until(lambda: not bench.gateway.dispatcher.connections, "no connection is left", 3)
             assert not problems, problems[0]
             assert (await bench.ask("GET", "/health")).status == 200

@@ -136,7 +136,7 @@ def test_the_daemon_is_told_who_was_there_and_nobody_waits_for_it() -> None:
 def start(folder: Path, port: int, **more: Any) -> subprocess.Popen[bytes]:
     code = (
         "import sys, json\nfrom pathlib import Path\nfrom vllm_watchdog.gateway.app import run\n"
-        "from vllm_watchdog.gateway.plan import GatewayPlan\nmore = json.loads(sys.argv[3])\n"
+        "from vllm_watchdog.gateway_plan import GatewayPlan\nmore = json.loads(sys.argv[3])\n"
         "folder = Path(sys.argv[1])\n"
         "plan = GatewayPlan('127.0.0.1', int(sys.argv[2]), folder / 'c.sock', folder / 'route.json',"
         " folder / 'admin.sock', **more)\nsys.exit(run(plan))"

@@ -22,7 +22,7 @@ class Hasty:
     def plan(self, seed: int) -> Plan:
         plan = self._settings.plan(seed)
         engines = tuple(
-            replace(engine, limits=replace(engine.limits, release_s=1.0, kill_s=5.0)) for engine in plan.engines)
+            replace(engine, limits=replace(engine.limits, release_s=1.0, kill_s=5.0, wake_s=2.0)) for engine in plan.engines)
         return replace(
             plan, engines=engines, confirm_s=1.0, failover=replace(plan.failover, idle_s=0.5),
             thresholds=replace(plan.thresholds, clear_after_s=0.5))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from vllm_watchdog.core.gate import DEFAULT_SHARE
+from vllm_watchdog.core.gate import DEFAULT_SHARE, fit_together
 from vllm_watchdog.core.plan import EnginePlan, Standby
 from vllm_watchdog.launch import Arg
 
@@ -34,13 +34,16 @@ def share_of(args: Mapping[str, Arg]) -> float | None:
 
 
 def card_shares(engines: Iterable[EnginePlan]) -> dict[int, float]:
-    """By card, what its engines take together: a primary and its backup take turns, a hot one and services add up."""
+    """By card, what its engines take together: a primary and its backup take turns where they don't fit side by side."""
+    plans = {engine.name: engine for engine in engines}
     most: dict[tuple[int, str], float] = {}
     asleep: dict[int, float] = {}
-    for engine in engines:
+    for engine in plans.values():
         share = DEFAULT_SHARE if engine.vram_share is None else engine.vram_share
+        primary = plans.get(engine.backup_for or "")
+        beside = primary is not None and fit_together(primary, engine)
         for gpu in engine.gpus:
-            slot = (gpu, engine.name if engine.standby is Standby.HOT else engine.backup_for or engine.name)
+            slot = (gpu, engine.name if beside else engine.backup_for or engine.name)
             most[slot] = max(most.get(slot, 0.0), share)
             asleep[gpu] = asleep.get(gpu, 0.0) + (SLEEPER if engine.standby is Standby.SLEEPING else 0.0)
     cards: dict[int, float] = {}

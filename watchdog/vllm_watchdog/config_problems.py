@@ -100,13 +100,18 @@ def _shown(value: object, sayable: bool) -> str:
     return f"is {next(kinds, type(value).__name__)}"
 
 
+def _holds_secret(annotation: object) -> bool:
+    """Also within `Annotated` and `| None`."""
+    return annotation is SecretStr or any(_holds_secret(part) for part in get_args(annotation))
+
+
 def _secret(root: type[BaseModel], path: Path_) -> bool:
     """May the value at this path be a secret?"""
     if not SECRET_TABLES.isdisjoint(path):
         return True
     model = model_at(root, path[:-1])
     field = model.model_fields.get(str(path[-1])) if model else None
-    return field is not None and SecretStr in (field.annotation, *get_args(field.annotation))
+    return field is not None and _holds_secret(field.annotation)
 
 
 def keys_at(root: type[BaseModel], path: Path_) -> tuple[str, ...]:

@@ -158,9 +158,15 @@ def _events(options: argparse.Namespace) -> int:
     from vllm_watchdog.tell.journal import files, read
 
     settings = _settings(options)
-    said = (line for path in files(settings.daemon.log_dir / "journal")[-2:] for line in read(path) if "say" in line)
-    for line in deque(said, maxlen=options.lines):
-        print(worded(line))
+    folder = settings.daemon.log_dir / "journal"
+    try:
+        said = (line for path in files(folder)[-2:] for line in read(path) if "say" in line)
+        for line in deque(said, maxlen=options.lines):
+            print(worded(line))
+    except OSError as error:
+        print(f"{folder}: {error.strerror}: expected the journal, which the daemon writes", file=sys.stderr)
+        if not options.follow:
+            return 1
     if not options.follow:
         return 0
     try:

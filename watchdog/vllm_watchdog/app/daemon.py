@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -29,7 +30,6 @@ from vllm_watchdog.app.route import route
 from vllm_watchdog.app.samples import Samples
 from vllm_watchdog.config import ROUTE_FILE, Settings
 from vllm_watchdog.core import commands as c
-from vllm_watchdog.core.codec import encode
 from vllm_watchdog.core.events import Booted, Event, HostSampled, StopAsked
 from vllm_watchdog.core.policy import HAS_CHILD
 from vllm_watchdog.core.report import report
@@ -220,7 +220,7 @@ class Daemon:
 
     def report(self) -> dict[str, Any]:
         return report(self.world) | {
-            "alerts": [encode(state) for state in self.outbox.states()],
+            "alerts": [asdict(state) for state in self.outbox.states()],
             "pid": os.getpid(),
         }
 

@@ -20,13 +20,12 @@ def status(doc: dict[str, Any]) -> str:
                      f"{service['side']} is meant to, since {_when(service['since'])}")
     lines += ["", *table(("ENGINE", "PHASE", "GEN", "PID", "PORT", "GPUS", "RSS", "KV", "RUN", "WAIT", "SINCE"),
                          (_engine(engine) for engine in doc["engines"]))]
-    lines += [f"  {engine['name']}: {engine['cause']}: {engine['why']}" for engine in doc["engines"] if engine["cause"]]
+    lines += [f"  {engine['name']}: {line}" for engine in doc["engines"] for line in _notes(engine)]
     lines += ["", *_gpus(doc["gpus"]), _host(doc["host"])]
     if isinstance(doc["kernel_log"], dict):
         lines.append(f"kernel log: unknown, {doc['kernel_log']['unknown']}")
     lines += ["", *([_open(incident) for incident in doc["incidents"]] or ["no open incident"])]
-    for channel in doc.get("alerts", []):
-        lines.append("alert channel " + ", ".join(f"{key} {value}" for key, value in channel.items() if key != "_"))
+    lines += [_channel(channel) for channel in doc.get("alerts", [])]
     return "\n".join(lines)
 
 
@@ -40,6 +39,15 @@ def _engine(engine: dict[str, Any]) -> tuple[str, ...]:
         _figure(known.get("kv_usage"), "{:.0%}"), _figure(known.get("running"), "{:.0f}"),
         _figure(known.get("waiting"), "{:.0f}"), _when(engine["since"]),
     )
+
+
+def _notes(engine: dict[str, Any]) -> Iterator[str]:
+    if engine["cause"]:
+        yield f"{engine['cause']}: {engine['why']}"
+    if engine["next_try"]:
+        yield f"the next try is at {_when(engine['next_try'])}"
+    if engine["probe"] != "ok":
+        yield f"a one-token request proves nothing: {engine['probe']}"
 
 
 def _gpus(gpus: Any) -> Iterator[str]:
@@ -61,6 +69,13 @@ def _host(host: dict[str, Any]) -> str:
         return f"host: unknown, {host['unknown']}"
     return (f"host: {host['memory_available'] / GIB:.1f} of {host['memory_total'] / GIB:.1f} GiB memory available, "
             f"{host['disk_free'] / GIB:.1f} GiB free on the log disk, load {host['load']:.1f}")
+
+
+def _channel(channel: dict[str, Any]) -> str:
+    delivered = _when(channel["delivered_wall"]) if channel["delivered_wall"] else "nothing yet"
+    waiting = f"; {channel['waiting']} waiting" if channel["waiting"] else ""
+    failing = f": {channel['failing']}" if channel["failing"] else ""
+    return f"alerts to {channel['name']}: last delivered {delivered}{waiting}{failing}"
 
 
 def _open(incident: dict[str, Any]) -> str:

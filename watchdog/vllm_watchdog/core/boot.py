@@ -41,7 +41,8 @@ def booted(turn: Turn, event: Booted) -> None:
     )
     turn.say("daemon.started", engines=len(event.plan.engines), survivors=len(event.survivors), same_boot=same_boot)
     _forget(turn)
-    _take_over(turn, event, running)
+    asleep = {Mark(engine.name, engine.generation) for engine in memory.engines if engine.asleep}
+    _take_over(turn, event, running, asleep)
     if not turn.world.paused:
         want(turn)
 
@@ -104,13 +105,13 @@ def _services(event: Booted, memory: Memory, running: dict[str, Survivor | None]
     return services
 
 
-def _take_over(turn: Turn, event: Booted, running: dict[str, Survivor | None]) -> None:
+def _take_over(turn: Turn, event: Booted, running: dict[str, Survivor | None], asleep: set[Mark]) -> None:
     """Adopt the newest generation of each engine; what else carries our mark must be gone before anything starts."""
     adopted: set[Mark] = set()
     for name, survivor in running.items():
         if survivor is not None:
             adopted.add(survivor.mark)
-            _adopt(turn, name, survivor)
+            _adopt(turn, name, survivor, survivor.mark in asleep)
     strays = sorted({survivor.mark for survivor in event.survivors} - adopted, key=str)
     turn.world = replace(turn.world, strays=tuple(strays))
     for mark in strays:
@@ -118,18 +119,20 @@ def _take_over(turn: Turn, event: Booted, running: dict[str, Survivor | None]) -
         turn.do(Kill(mark))
 
 
-def _adopt(turn: Turn, name: str, survivor: Survivor) -> None:
+def _adopt(turn: Turn, name: str, survivor: Survivor, asleep: bool) -> None:
+    """A sleeper is put to sleep again before anything else, which does no harm: it may have been on its way back."""
     engine = turn.world.engine(name)
     service = turn.world.service(name)
-    wanted = service.wanted == name
-    kept = wanted or stays(service, name)
-    sleeper = wanted and engine.plan.standby is Standby.SLEEPING     # it may sleep: to wake one that is awake does no harm
+    sleeps = engine.plan.standby is Standby.SLEEPING        # else nobody would wake it: configured anew, started anew
+    kept = (service.wanted == name or stays(service, name)) and (sleeps or not asleep)
     left = max(engine.plan.limits.load_s - survivor.age_s, engine.plan.limits.suspect_s)
-    phase = Phase.ASLEEP if sleeper else Phase.LOADING
-    life = State(phase=phase, wanted=True, deadline=inf if sleeper else turn.at + left, failures=engine.life.failures)
+    phase = Phase.SERVING if asleep else Phase.LOADING
+    life = State(phase=phase, wanted=True, deadline=turn.at + left, failures=engine.life.failures)
     turn.change(name, life=life, pid=survivor.pid, spawned_at=turn.at - survivor.age_s, cause="", why="",
                 pulse=replace(engine.pulse, since=turn.at))
     turn.do(Adopt(survivor.mark, survivor.pid))
     turn.say("engine.adopted", engine=survivor.mark, pid=survivor.pid, then="kept" if kept else "stopped")
     if not kept:
         turn.sign(name, Sign.UNWANT)
+    elif asleep:
+        turn.sign(name, Sign.REST)

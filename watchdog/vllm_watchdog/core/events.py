@@ -175,7 +175,7 @@ class KernelRead(Event):
 class InFlight:
     """A request that was there when an engine died; never its text; `hash` tells a repeat."""
 
-    id: str
+    id: int
     bytes: int
     age_s: float
     begun: bool         # its response had begun

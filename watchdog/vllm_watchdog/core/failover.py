@@ -29,7 +29,7 @@ class Hint(StrEnum):
     DEGRADED = auto()       # its VRAM stayed over the threshold
     HELD = auto()           # it is held, or can't be killed
     OPERATOR = auto()
-    DOWN = auto()           # the primary failed, and a standby can serve at once
+    DOWN = auto()           # the one that serves failed, and the other can serve at once
     STABLE = auto()         # the backup has served long enough
     PREPARE = auto()        # the same, and both fit: start the primary beside it before changing sides
     BACKUP_HELD = auto()
@@ -70,7 +70,7 @@ class Facts:
     backup_usable: bool = True  # False: it stands on the card that failed
     serving: bool = False       # the wanted engine serves
     idle: bool = False
-    primary_down: bool = False  # it failed, and does not serve
+    down: bool = False          # the wanted engine failed, and does not serve
     primary_serves: bool = False
     standby_ready: bool = False # the backup sleeps, or serves already
     fit: bool = False           # both may run at once
@@ -101,7 +101,7 @@ def _away(service: Service, facts: Facts, plan: FailoverPlan) -> Hint:
         return Hint.OOM_AGAIN
     if facts.failures > plan.after_failures:
         return Hint.FAILURES
-    if facts.primary_down and facts.standby_ready:
+    if facts.down and facts.standby_ready:
         return Hint.DOWN
     return Hint.DEGRADED if facts.degraded else Hint.NONE
 
@@ -111,6 +111,8 @@ def _back(service: Service, at: float, facts: Facts, plan: FailoverPlan) -> Hint
         return Hint.NONE
     if facts.backup_held:
         return Hint.BACKUP_HELD
+    if facts.down and facts.primary_serves:
+        return Hint.DOWN
     stable = at - service.serving_since >= plan.stable_s * service.patience
     if facts.degraded or plan.failback is Failback.MANUAL or not stable:
         return Hint.NONE            # degraded: the card that drove the primary away is still full

@@ -22,10 +22,9 @@ ROUNDS = 8      # one failure can time out, settle, back off by nothing, pass th
 
 def follow(turn: Turn) -> None:
     """Until nothing changes any more; bounded, because every round but the last one moved an engine on."""
-    acting = not (turn.world.stopping or turn.world.paused)
     for _ in range(ROUNDS):
         before = turn.world
-        for service in turn.world.services if acting else ():
+        for service in turn.world.services if not turn.world.stopping else ():
             standby.keep_ready(turn, service)       # before the gates: who sleeps first must be wanted first
         for engine in turn.world.engines:
             _judge(turn, engine.name)       # before the deadline: tokens that came late came all the same
@@ -142,7 +141,7 @@ def _facts(turn: Turn, service: Service) -> Facts:
     backup = world.engine(service.backup)
     facts = replace(
         facts,
-        primary_down=any(at > counts_from for at in primary.life.failures[-1:]) and primary.phase not in JUDGED,
+        down=any(at > counts_from for at in serving.life.failures[-1:]) and serving.phase not in JUDGED,
         primary_serves=primary.phase is Phase.SERVING,
         standby_ready=standby.ready(service, backup),
         fit=gate.fit_together(primary.plan, backup.plan),

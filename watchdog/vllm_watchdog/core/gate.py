@@ -13,6 +13,7 @@ from vllm_watchdog.core.plan import EnginePlan, Standby
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, GpuProcess, Mark, Unknown
 
+PROFILING = frozenset({Phase.STARTING, Phase.LOADING})
 TOGETHER = 0.95         # of a card for two engines: each takes some hundred MiB beside its share
 FRESH_SHARE = 0.98      # of a card, free: nobody holds it, whatever the engine's own share is
 SLACK = 0.01            # of a card: what CUDA contexts and rounding take beside the engine's share
@@ -21,24 +22,23 @@ DEFAULT_SHARE = 0.92    # vLLM's --gpu-memory-utilization when args do not say (
 
 
 def rivals(plan: EnginePlan, phases: Iterable[tuple[EnginePlan, Phase]]) -> tuple[str, ...]:
-    """Engines of the same service that have a process on this one's cards; no card named: on any."""
-    service = plan.backup_for or plan.name
-    return tuple(
-        other.name
-        for other, phase in phases
-        if other.name != plan.name
-        and (other.backup_for or other.name) == service
-        and phase in HAS_CHILD - {Phase.ASLEEP}
-        and not fit_together(plan, other)
-    )
+    """Engines that must leave this one's cards, or finish loading there, first; no card named: any."""
+    return tuple(other.name for other, phase in phases if other.name != plan.name and _in_the_way(plan, other, phase))
+
+
+def _in_the_way(plan: EnginePlan, other: EnginePlan, phase: Phase) -> bool:
+    if phase in PROFILING and set(plan.gpus) & set(other.gpus):
+        return True     # two that measure a card at the same time take each other's memory for lost (seen on 0.24)
+    same_service = (plan.backup_for or plan.name) == (other.backup_for or other.name)
+    return same_service and phase in HAS_CHILD - {Phase.ASLEEP} and not fit_together(plan, other)
 
 
 def fit_together(one: EnginePlan, other: EnginePlan) -> bool:
     """Both may run at once: on cards of their own, or by shares that were chosen to fit, as a hot pair's are."""
     if not share_a_card(one, other) or Standby.HOT in (one.standby, other.standby):
         return True
-    return (DEFAULT_SHARE if one.vram_share is None else one.vram_share) + (
-        DEFAULT_SHARE if other.vram_share is None else other.vram_share) <= TOGETHER
+    shares = sum(DEFAULT_SHARE if plan.vram_share is None else plan.vram_share for plan in (one, other))
+    return round(shares, 6) <= TOGETHER
 
 
 def blind(gpus: tuple[Gpu, ...] | Unknown, at: float) -> bool:
@@ -83,11 +83,11 @@ def holders(gpu: Gpu) -> tuple[GpuProcess, ...]:
     return tuple(sorted(gpu.processes, key=lambda row: -(row.used_bytes or 0)))
 
 
-def told(plan: EnginePlan, gpus: tuple[Gpu, ...] | Unknown) -> str:
+def told(plan: EnginePlan, gpus: tuple[Gpu, ...] | Unknown, sleeper: Mark | None = None) -> str:
     """One sentence: which card lacks how much, and who holds it; empty where nothing lacks."""
     return "; ".join(
         f"GPU {gpu.index} lacks {missing / 2**30:.1f} GiB, held by "
         + (", ".join(f"{row.holder} {(row.used_bytes or 0) / 2**30:.1f} GiB" for row in holders(gpu)[:5])
            or "a process that the driver does not name")
-        for gpu, missing in shortage(plan, gpus)
+        for gpu, missing in shortage(plan, gpus, sleeper)
     )

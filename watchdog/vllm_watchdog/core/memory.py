@@ -17,6 +17,7 @@ class EngineMemory:
     failures: tuple[float, ...] = ()
     held: str = ""                      # why another try would fail, or its last failure; empty: it is not held
     why: str = ""
+    asleep: bool = False                # or on its way there or back
 
 
 @dataclass(frozen=True, slots=True)

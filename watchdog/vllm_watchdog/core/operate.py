@@ -8,9 +8,11 @@ from dataclasses import replace
 from vllm_watchdog.core.boot import want
 from vllm_watchdog.core.commands import Answer
 from vllm_watchdog.core.events import Asked
-from vllm_watchdog.core.failover import Hint, Side
+from vllm_watchdog.core.failover import Hint, Service, Side
 from vllm_watchdog.core.follow import turn_service
-from vllm_watchdog.core.policy import ALIVE, HAS_CHILD, Sign
+from vllm_watchdog.core.plan import Standby
+from vllm_watchdog.core.policy import ALIVE, HAS_CHILD, Phase, Sign
+from vllm_watchdog.core.standby import stays
 from vllm_watchdog.core.turn import Turn
 
 Reply = tuple[bool, str]
@@ -33,7 +35,7 @@ def _restart(turn: Turn, event: Asked) -> Reply:
         return False, f"no engine {event.engine!r} is configured; there are: {', '.join(names)}"
     engine = turn.world.engine(event.engine)
     service = turn.world.service(engine.name)
-    if service.wanted != engine.name:
+    if service.wanted != engine.name and service.standby is not Standby.HOT:
         return False, f"{engine.name} is not in service, {service.wanted} is: use failover or failback"
     turn.note(engine.name, "operator", f"restart of {engine.name}")
     was = engine.phase
@@ -53,11 +55,21 @@ def _turn(turn: Turn, event: Asked, side: Side, start: Sign) -> Reply:
         if service.side is side:
             done.append(f"{service.name}: {service.wanted} is already meant to serve")
             continue
-        leaving = service.wanted
         turn.note(service.name, "operator", event.verb)
+        done.append(f"{service.name}: {_course(turn, service)}")
         turn_service(turn, service, Hint.OPERATOR, start)
-        done.append(f"{service.name}: {leaving} is being stopped, then {turn.world.service(service.name).wanted} starts")
     return True, "; ".join(done)
+
+
+def _course(turn: Turn, service: Service) -> str:
+    """What a change of sides will do, in words."""
+    leaving, coming = service.wanted, service.name if service.side is Side.BACKUP else service.backup or ""
+    phase = turn.world.engine(coming).phase
+    begins = {Phase.SERVING: "takes over", Phase.ASLEEP: "is woken"}.get(phase, "starts")
+    if service.standby is Standby.HOT:
+        return f"{leaving} stays as it is, {coming} {begins}"
+    ends = "is put to sleep" if stays(service, leaving) else "is being stopped"
+    return f"{leaving} {ends}, then {coming} {begins}"
 
 
 def _failover(turn: Turn, event: Asked) -> Reply:

@@ -92,10 +92,11 @@ class State:
 
 
 P, S = Phase, Sign
-ALIVE = frozenset({P.STARTING, P.LOADING, P.SERVING, P.SUSPECT, P.DOZING, P.ASLEEP, P.WAKING})
+NAPPING = frozenset({P.DOZING, P.ASLEEP, P.WAKING})
+ALIVE = frozenset({P.STARTING, P.LOADING, P.SERVING, P.SUSPECT}) | NAPPING
 HAS_CHILD = ALIVE | {P.DUMPING, P.STOPPING, P.KILLING, P.WEDGED}
 AT_REST = frozenset({P.STOPPED, P.HELD})
-ONLY_WHEN_ACTIVE = frozenset({P.LOADING, P.SUSPECT, P.BACKOFF})     # whose deadlines `pause` suspends
+ONLY_WHEN_ACTIVE = frozenset({P.LOADING, P.SUSPECT, P.DOZING, P.WAKING, P.BACKOFF})     # whose deadlines `pause` suspends
 
 Row = tuple[Phase, *tuple[Do, ...]]
 _SHARED: dict[Sign, Row] = {     # of every phase with a process that nobody has condemned yet

@@ -7,6 +7,7 @@ cold one.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 from vllm_watchdog.core import gate
@@ -25,23 +26,40 @@ READY = {
 
 
 def keep_ready(turn: Turn, service: Service) -> None:
-    """Level-triggered: whatever happened to the backup, it is told again what it should be."""
+    """Level-triggered: whatever happened to the backup, it is told again what it should be.
+
+    Under `pause` it finishes a change of sides that has begun, or that a human asked for, and starts nothing.
+    """
     if service.backup is None or service.standby is Standby.COLD:
         return
-    backup = turn.world.engine(service.backup)
     if service.side is Side.BACKUP:
-        if service.standby is Standby.HOT:
-            _want(turn, service.name)
-        elif backup.phase is Phase.ASLEEP and _has_room(turn.world, backup):
-            turn.sign(backup.name, Sign.ROUSE)
-        elif backup.phase is Phase.ASLEEP:
-            turn.look_soon()
-    elif service.standby is Standby.SLEEPING and backup.phase is Phase.SERVING:
+        _its_turn(turn, service, turn.world.engine(service.backup))
+    else:
+        _stand_by(turn, service, turn.world.engine(service.backup))
+    primary = turn.world.engine(service.name)
+    if primary.phase is Phase.RELEASING and goes_first(turn.world, primary):    # its wait for room has not begun
+        life = replace(primary.life, deadline=turn.at + primary.plan.limits.release_s)
+        turn.change(primary.name, life=life)
+
+
+def _its_turn(turn: Turn, service: Service, backup: Engine) -> None:
+    if service.standby is Standby.HOT:
+        _want(turn, service.name)
+    elif backup.phase is Phase.ASLEEP and _has_room(turn.world, backup):
+        turn.sign(backup.name, Sign.ROUSE)
+    elif backup.phase is Phase.ASLEEP and turn.at - service.since < backup.plan.limits.release_s:
+        turn.look_soon()
+    elif backup.phase is Phase.ASLEEP and not _paged(turn.world, service):
+        turn.page(backup.name)
+
+
+def _stand_by(turn: Turn, service: Service, backup: Engine) -> None:
+    if service.standby is Standby.SLEEPING and backup.phase is Phase.SERVING:
         turn.sign(backup.name, Sign.REST)
     elif service.standby is Standby.HOT or _may_boot(turn.world, service):
         _want(turn, backup.name)
-    elif backup.life.wanted and backup.phase in (Phase.BACKOFF, Phase.RELEASING):
-        text = f"{backup.name} died asleep, and {service.name} has the memory: the next failover is a cold start"
+    elif backup.life.wanted and backup.phase in (Phase.BACKOFF, Phase.RELEASING) and not turn.world.paused:
+        text = f"{backup.name} is gone, and {service.name} has the memory: the next failover is a cold start"
         turn.symptom(backup.name, "standby_lost", Urgency.WARNING, text)
         turn.sign(backup.name, Sign.UNWANT)
 
@@ -65,20 +83,28 @@ def goes_first(world: World, engine: Engine) -> str:
     return backup.name if waiting and not gate.fit_together(engine.plan, backup.plan) else ""
 
 
+def _paged(world: World, service: Service) -> bool:
+    incident = world.incident(service.name)
+    return incident is not None and bool(incident.page)
+
+
 def _want(turn: Turn, name: str) -> None:
     engine = turn.world.engine(name)
-    if not engine.life.wanted and engine.phase is Phase.STOPPED:
+    if not turn.world.paused and not engine.life.wanted and engine.phase is Phase.STOPPED:
         turn.sign(name, Sign.WANT)
 
 
 def _may_boot(world: World, service: Service) -> bool:
-    """Before the primary's first start by this daemon, or beside it where both fit."""
+    """Beside the primary where both fit; else once, before its first start: a standby that fails must not hold it up."""
     primary, backup = world.engine(service.name), world.engine(service.backup or service.name)
     unstarted = primary.spawned_at == inf and primary.phase not in HAS_CHILD
-    return unstarted or gate.fit_together(primary.plan, backup.plan)
+    return (unstarted and not backup.life.charged) or gate.fit_together(primary.plan, backup.plan)
 
 
 def _has_room(world: World, backup: Engine) -> bool:
     others = gate.rivals(backup.plan, ((engine.plan, engine.phase) for engine in world.engines))
+    strays = gate.in_the_way(backup.plan, world.strays, world.plan.engines)
     seen = world.gpus_at >= world.service(backup.name).since or gate.blind(world.gpus, world.gpus_at)
-    return not others and (seen or not backup.plan.gpus) and not gate.shortage(backup.plan, world.gpus, backup.mark)
+    if others or strays or not (seen or not backup.plan.gpus):
+        return False
+    return not gate.shortage(backup.plan, world.gpus, backup.mark)

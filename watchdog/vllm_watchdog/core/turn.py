@@ -151,10 +151,12 @@ class Turn:
         self.note(name, "action", f"waking {engine.mark}")
         self.do(Wake(engine.mark, engine.plan.limits.wake_s))
 
-    def _page(self, name: str) -> None:
+    def page(self, name: str) -> None:
         engine = self.world.engine(name)
         class_, text = PAGES[engine.phase](self.world, engine)
         incident = self.symptom(name, class_, Urgency.PAGE, text)
+        if engine.phase is Phase.HELD and engine.life.doom:
+            incident = replace(incident, class_=class_, text=engine.why)    # what keeps it down is the cause now
         self.world = self.world.with_incident(replace(incident, page=text))
 
     def send(self, kind: type[Kill] | type[Term] | type[Drain], name: str) -> None:
@@ -176,7 +178,8 @@ class Turn:
     def blame(self, name: str) -> Incident:
         """The failure of this generation joins, or opens, the service's incident."""
         engine = self.world.engine(name)
-        why = engine.why or (f"exit code {engine.exit_code}" if engine.exit_code is not None else "it is gone")
+        why = engine.why or (_exit(engine.exit_code) if engine.exit_code is not None else "it is gone")
+        self.change(name, cause=engine.blame, why=why)
         incident = self.symptom(name, engine.blame, Urgency.CRITICAL, why)
         if engine.in_flight:
             self.change(name, in_flight="")
@@ -261,8 +264,12 @@ CARRY_OUT: dict[Do, Callable[[Turn, str], None]] = {
     Do.SLEEP: Turn._sleep,
     Do.WAKE: Turn._wake,
     Do.DRAIN: Turn._drain,
-    Do.PAGE: Turn._page,
+    Do.PAGE: Turn.page,
 }
+
+
+def _exit(code: int) -> str:
+    return f"it was ended by signal {-code}, which we did not send" if code < 0 else f"it exited with code {code}"
 
 
 def _held(engine: Engine) -> tuple[str, str]:
@@ -278,9 +285,10 @@ def _no_room(world: World, engine: Engine) -> tuple[str, str]:
     others = gate.rivals(engine.plan, ((e.plan, e.phase) for e in world.engines))
     strays = gate.in_the_way(engine.plan, world.strays, world.plan.engines)
     why = [f"{name} still has processes" for name in others] + [f"{mark} is not gone yet" for mark in strays]
-    if held := gate.told(engine.plan, world.gpus):
+    if held := gate.told(engine.plan, world.gpus, engine.mark):
         why.append(held)
-    return "vram_held", f"{engine.name} can't be started: " + ("; ".join(why) or "no GPU sample has come")
+    doing = "woken" if engine.phase is Phase.ASLEEP else "started"
+    return "vram_held", f"{engine.name} can't be {doing}: " + ("; ".join(why) or "no GPU sample has come")
 
 
 def _wedged(engine: Engine) -> tuple[str, str]:
@@ -291,5 +299,6 @@ def _wedged(engine: Engine) -> tuple[str, str]:
 PAGES: dict[Phase, Callable[[World, Engine], tuple[str, str]]] = {
     Phase.HELD: lambda _, engine: _held(engine),
     Phase.RELEASING: _no_room,
+    Phase.ASLEEP: _no_room,
     Phase.WEDGED: lambda _, engine: _wedged(engine),
 }

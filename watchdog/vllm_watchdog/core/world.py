@@ -10,7 +10,7 @@ from vllm_watchdog.core.incidents import Incident
 from vllm_watchdog.core.liveness import Pulse
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.plan import EnginePlan, Plan
-from vllm_watchdog.core.policy import AT_REST, ONLY_WHEN_ACTIVE, Phase, State
+from vllm_watchdog.core.policy import AT_REST, NAPPING, ONLY_WHEN_ACTIVE, Phase, State
 from vllm_watchdog.core.readings import Gpu, Health, Host, Mark, Metrics, Tree, Unknown
 from vllm_watchdog.core.symptoms import Trend, Watch
 
@@ -147,6 +147,7 @@ def remembered(world: World) -> Memory:
                 failures=() if forgiven else engine.life.failures,
                 held=(engine.life.doom or engine.blame) if engine.phase is Phase.HELD and not forgiven else "",
                 why=engine.why if engine.phase is Phase.HELD and not forgiven else "",
+                asleep=engine.phase in NAPPING,
             )
             for engine in world.engines
         ),

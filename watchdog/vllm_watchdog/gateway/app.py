@@ -25,9 +25,9 @@ from vllm_watchdog.gateway.answers import Answers
 from vllm_watchdog.gateway.dispatch import Dispatcher, Say
 from vllm_watchdog.gateway.downstream import Downstream
 from vllm_watchdog.gateway.follow import Follow
-from vllm_watchdog.gateway.plan import GatewayPlan
 from vllm_watchdog.gateway.report import Casualty, casualties
 from vllm_watchdog.gateway.routes import Target
+from vllm_watchdog.gateway_plan import GatewayPlan
 
 sweep_s = 0.25
 drained_look_s = 0.02
@@ -40,7 +40,7 @@ class CannotListenError(Exception):
 
 
 def say_on_stderr(name: str, /, **fields: str | float) -> None:
-    words = " ".join(f"{key}={value!r}" if isinstance(value, str) else f"{key}={value:g}" for key, value in fields.items())
+    words = " ".join(f"{key}={value!r}" if isinstance(value, str) else f"{key}={value:.10g}" for key, value in fields.items())
     print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {name} {words}".rstrip(), file=sys.stderr, flush=True)  # noqa: T201
 
 

@@ -17,11 +17,11 @@ from vllm_watchdog.gateway.downstream import Downstream
 from vllm_watchdog.gateway.heads import RequestHead
 from vllm_watchdog.gateway.hold import Hold
 from vllm_watchdog.gateway.lines import Line, Station
-from vllm_watchdog.gateway.plan import GatewayPlan
 from vllm_watchdog.gateway.quarantine import Quarantine
 from vllm_watchdog.gateway.relay import Exchange, Phase
 from vllm_watchdog.gateway.report import Casualty, Metrics
 from vllm_watchdog.gateway.routes import Kind, Route, Service, Target, kind_of, model_of
+from vllm_watchdog.gateway_plan import GatewayPlan
 
 kept_bytes = 4096       # of a body, until its response is over: that costs less than to hash it
 NOBODY = Service("", why="the watchdog has not said yet which engine serves")

@@ -47,6 +47,7 @@ class Downstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=0)      # write at once, not at the end of the loop's turn
         self._deadline = self._gate.now() + self._gate.plan.head_timeout_s
         if not self._gate.admit(self):
             self._take = _nowhere

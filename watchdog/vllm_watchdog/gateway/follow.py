@@ -114,7 +114,9 @@ class Follow:
             async with asyncio.timeout(tell_s):
                 reader, writer = await asyncio.open_unix_connection(self._control, limit=line_limit)
                 writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
-                await reader.readline()
+                answer = json.loads(await reader.readline())
+                if not answer.get("ok"):
+                    self._say("gateway.untold", what=str(message.get("verb")), why=str(answer.get("text"))[:100])
         except (OSError, TimeoutError, ValueError) as error:
             self._say("gateway.untold", what=str(message.get("verb")), why=str(error)[:100] or type(error).__name__)
         finally:

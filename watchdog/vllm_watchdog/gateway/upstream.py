@@ -39,6 +39,7 @@ class Upstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=0)      # write at once, not at the end of the loop's turn
         self._pool.open.add(self)
 
     @property

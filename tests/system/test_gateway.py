@@ -1,0 +1,119 @@
+"""Daemon and gateway together: what clients see while the engine that serves them is killed or restarted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import requests
+from tests.system.harness import Doc, Watchdog, backup, engine, free_port
+
+CLIENTS = 8
+Make = Callable[..., Watchdog]
+
+
+@contextmanager
+def gateway(host: Watchdog) -> Iterator[None]:
+    with (host.folder / "gateway.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "vllm_watchdog.app.cli", "gateway", "--config", str(host.config)],
+                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=host.folder, env=host.env)
+    try:
+        host.until(lambda: b"gateway.ready" in (host.folder / "gateway.log").read_bytes() or None, "the gateway does not come up")
+        yield
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(20)
+
+
+class Clients:
+    """Ask again and again until the block is left; `answers` counts by status, or by the error's name."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.answers = url, Counter[str]()
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(CLIENTS)]
+
+    def __enter__(self) -> Clients:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _ask(self, number: int) -> None:
+        with requests.Session() as session:
+            while not self._stop.is_set():
+                body = {"model": "stand-in", "prompt": f"client {number}", "max_tokens": 4}
+                try:
+                    said = str(session.post(f"{self.url}/v1/completions", json=body, timeout=25).status_code)
+                except requests.RequestException as error:
+                    said = type(error).__name__
+                self.answers[said] += 1
+
+    def more(self, host: Watchdog, count: int = 2 * CLIENTS) -> None:
+        """Waits until so many more were answered."""
+        target = self.answers.total() + count
+        host.until(lambda: self.answers.total() >= target, "the clients get no answers")
+
+
+def pair(standby: str) -> tuple[dict[str, Doc], Doc]:
+    primary = engine(sim={"token-s": 0.01}, gpus=[0])
+    primary["args"] = primary["args"] | {"gpu-memory-utilization": 0.5}
+    other = backup("primary", standby=standby)
+    other["args"] = other["args"] | {"gpu-memory-utilization": 0.3}
+    return {"primary": primary, "backup": other}, {"listen": f"127.0.0.1:{free_port()}"}
+
+
+def simulated_card(folder: Path) -> dict[str, str]:
+    folder.mkdir()
+    (folder / "gpu.json").write_text(json.dumps({"total_bytes": 100 * 10**9}))
+    return {"LLM_WATCHDOG_SIM_GPU": str(folder)}
+
+
+@pytest.mark.parametrize("standby", ["hot", "sleeping", "cold"])
+def test_a_killed_engine_costs_clients_a_pause_and_no_error(make: Make, tmp_path: Path, standby: str) -> None:
+    engines, listen = pair(standby)
+    host = make(engines, env=simulated_card(tmp_path / "card"), gateway=listen)
+    host.start()
+    first = host.serving("primary")
+    if standby != "cold":
+        host.in_phase("backup", "asleep" if standby == "sleeping" else "serving")
+    with gateway(host), Clients(f"http://{listen['listen']}") as clients:
+        clients.more(host)
+        os.kill(first["pid"], signal.SIGKILL)
+        clients.more(host)
+        host.serving("primary" if standby == "cold" else "backup")
+    assert set(clients.answers) == {"200"}, clients.answers
+    def told() -> bool:
+        row = host.incident("primary")
+        return row is not None and any(entry["what"] == "in flight" for entry in row["incident"]["timeline"])
+
+    host.until(lambda: told() or None, "the incident does not say who was in flight")
+
+
+def test_an_operators_restart_costs_clients_a_pause_and_blames_nobody(make: Make, tmp_path: Path) -> None:
+    engines, listen = pair("cold")
+    host = make(engines, env=simulated_card(tmp_path / "card"), gateway=listen)
+    host.start()
+    host.serving("primary")
+    with gateway(host), Clients(f"http://{listen['listen']}") as clients:
+        clients.more(host)
+        assert host.cli("restart", "primary").code == 0
+        host.serving("primary", after=1)
+        clients.more(host)
+    assert set(clients.answers) == {"200"}, clients.answers
