@@ -29,6 +29,7 @@ TESTS = {       # module -> the test files that are asked, the quickest first
     "liveness": ("test_liveness.py", "test_follow.py"),
     "failover": ("test_failover.py", "test_follow.py"),
     "gate": ("test_gate.py", "test_follow.py"),
+    "standby": ("test_standby.py", "test_boot.py", "test_journeys.py"),
     "symptoms": ("test_symptoms.py", "test_sampled.py"),
     "follow": ("test_follow.py", "test_boot.py", "test_journeys.py", "test_turn.py"),
 }

@@ -76,6 +76,21 @@ def test_a_card_without_room_is_looked_at_again_and_again_for_a_minute() -> None
     assert scene.phase() is Phase.STARTING
 
 
+def test_an_engine_that_loads_on_the_card_is_waited_for_without_a_page_and_then_its_memory_with_one() -> None:
+    scene = Scene(Plan((EnginePlan("a", 1, (0,), 0.4), EnginePlan("b", 2, (0,), 0.4), EnginePlan("c", 3, (1,), 0.4))))
+    scene.gpus(0.1, gpu(1), gpu(1, index=1))
+    assert scene.phases() == {"a": Phase.STARTING, "b": Phase.RELEASING, "c": Phase.STARTING}
+    scene.feed(e.Spawned(0.2, mark("a#1"), 100))
+    for at in range(1, 500):
+        scene.gpus(float(at), gpu(80), gpu(1, index=1))
+    assert "b" not in {incident.engine for incident in scene.world.incidents}
+    scene.ok("a")
+    scene.at(559.0)
+    assert [incident.engine for incident in scene.world.incidents if incident.class_ == "vram_held"] == ["b"]
+    scene.gpus(560.0, gpu(40), gpu(1, index=1))
+    assert scene.phase("b") is Phase.STARTING
+
+
 def test_nobody_looks_when_nobody_waits() -> None:
     scene = Scene(plan(**CARD))
     scene.gpus(0.05, gpu(1))

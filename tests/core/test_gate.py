@@ -16,6 +16,7 @@ from vllm_watchdog.core.gate import (
     fit_together,
     holders,
     in_the_way,
+    loads_there,
     others_on,
     rivals,
     share_a_card,
@@ -38,8 +39,18 @@ def test_a_rival_is_whoever_of_the_service_has_a_process_awake_on_the_card(phase
     assert rivals(PRIMARY, [(BACKUP, phase)]) == (("backup",) if rival else ())
 
 
-def test_an_engine_of_another_service_is_no_rival() -> None:
-    assert rivals(PRIMARY, [(OTHER, Phase.SERVING)]) == ()
+@pytest.mark.parametrize("phase", Phase)
+def test_an_engine_of_another_service_is_a_rival_only_while_it_loads_on_the_card(phase: Phase) -> None:
+    loading = phase in (Phase.STARTING, Phase.LOADING)
+    assert rivals(PRIMARY, [(OTHER, phase)]) == (("other",) if loading else ())
+    assert rivals(PRIMARY, [(replace(OTHER, gpus=(1,)), phase), (replace(OTHER, gpus=()), phase)]) == ()
+    assert loads_there(PRIMARY, [(PRIMARY, phase), (OTHER, phase)]) is loading
+    assert not loads_there(PRIMARY, [(PRIMARY, phase), (replace(OTHER, gpus=(1,)), phase)])
+
+
+def test_where_both_fit_they_still_load_one_after_the_other() -> None:
+    other = replace(BACKUP, vram_share=0.4)
+    assert [rivals(PRIMARY, [(other, phase)]) for phase in (Phase.LOADING, Phase.SERVING)] == [("backup",), ()]
 
 
 def test_an_engine_on_another_card_is_no_rival() -> None:

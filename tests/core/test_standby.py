@@ -39,8 +39,8 @@ def hot(**options: object) -> Scene:
     scene = Scene(plan(standby=Standby.HOT, **(SHARED | options)))
     scene.gpus(0.1, gpu(1))
     scene.serve()
-    scene.serve("backup", 200)
-    return scene
+    scene.gpus(0.2, gpu(61))
+    return scene.serve("backup", 200)
 
 
 def failed_over(scene: Scene, at: float = 100.0) -> Scene:
@@ -249,6 +249,25 @@ def test_memory_that_does_not_come_back_pages_with_its_holder_once_and_is_waited
     assert scene.only(c.Wake).mark == B1
 
 
+def test_a_failover_that_a_human_asked_for_pages_too_and_is_recorded_once() -> None:
+    scene = sleeping()
+    scene.now = 100.0
+    scene.ask("failover")
+    scene.crash("primary", 101.0)
+    for at in range(102, 220):
+        scene.gpus(float(at), gpu(70 + at % 3, (7, "python", None, 69 + at % 3), (200, "core", B1, 1)))
+    assert scene.alerts() == [("opened", "vram_held")] and len(scene.all(c.Record)) == 1
+
+
+def test_a_sample_of_the_very_instant_of_the_failover_counts() -> None:
+    scene = sleeping()
+    scene.now = 100.0
+    scene.ask("failover")
+    scene.gpus(100.0, gpu(2))
+    scene.crash("primary", 101.0)
+    assert scene.all(c.Wake) == [c.Wake(B1, 30)]
+
+
 def test_orphans_of_the_primary_are_waited_for_also_where_no_sample_can_tell() -> None:
     found = (e.Survivor(P1, 100, False, 300.0), e.Survivor(B1, 200, True, 300.0))
     scene = Scene(plan(standby=Standby.SLEEPING), survivors=found)
@@ -328,8 +347,17 @@ def test_a_cold_start_that_waits_for_room_is_given_up_at_failback() -> None:
 
 # -- hot
 
-def test_a_hot_pair_starts_together() -> None:
+def test_a_hot_pair_of_one_card_loads_one_after_the_other() -> None:
+    scene = Scene(plan(standby=Standby.HOT, **SHARED))
+    scene.gpus(0.1, gpu(1))
+    assert scene.phases() == {"primary": Phase.STARTING, "backup": Phase.RELEASING}
     assert hot().phases() == {"primary": Phase.SERVING, "backup": Phase.SERVING}
+
+
+def test_a_hot_pair_of_two_cards_loads_together() -> None:
+    scene = Scene(plan(standby=Standby.HOT, **SHARED, backup_gpus=(1,)))
+    scene.gpus(0.1, gpu(1), gpu(0, index=1))
+    assert scene.phases() == {"primary": Phase.STARTING, "backup": Phase.STARTING}
 
 
 def test_the_route_changes_in_the_turn_in_which_the_primary_dies_and_the_primary_restarts_beside() -> None:
@@ -367,7 +395,9 @@ def test_a_hot_primary_that_was_held_is_left_alone() -> None:
 def test_after_a_daemons_restart_on_the_backups_side_a_hot_primary_is_started_beside_it() -> None:
     scene = Scene(plan(standby=Standby.HOT, **SHARED), survivors=(e.Survivor(B1, 200, True, 300.0),))
     scene.gpus(0.1, gpu(31))
-    assert scene.phases() == {"primary": Phase.STARTING, "backup": Phase.LOADING}
+    assert scene.phases() == {"primary": Phase.RELEASING, "backup": Phase.LOADING}
+    scene.ok("backup")
+    assert scene.phases() == {"primary": Phase.STARTING, "backup": Phase.SERVING}
 
 
 def test_a_hot_backup_that_fails_beside_a_primary_that_serves_sends_it_back() -> None:
@@ -403,7 +433,7 @@ def test_under_pause_no_standby_is_started_and_none_given_up(mode: Standby) -> N
     scene.gpus(1.0, gpu(1))
     assert scene.phases() == {"primary": Phase.STOPPED, "backup": Phase.STOPPED}
     scene.ask("resume")
-    assert scene.phase("backup") is Phase.STARTING
+    assert scene.phase("primary" if mode is Standby.HOT else "backup") is Phase.STARTING
     if mode is Standby.SLEEPING:
         scene = sleeping()
         scene.ask("pause")

@@ -27,6 +27,7 @@ def follow(turn: Turn) -> None:
         for service in turn.world.services if not turn.world.stopping else ():
             standby.keep_ready(turn, service)       # before the gates: who sleeps first must be wanted first
         for engine in turn.world.engines:
+            _queue(turn, engine.name)
             _judge(turn, engine.name)       # before the deadline: tokens that came late came all the same
             _deadline(turn, engine.name)
             _gate(turn, engine.name)
@@ -52,6 +53,15 @@ def _deadline(turn: Turn, name: str) -> None:
         turn.sign(name, Sign.TIMEOUT)
     elif engine.life.deadline <= turn.at:
         turn.overdue(name)
+
+
+def _queue(turn: Turn, name: str) -> None:
+    """While another engine loads first, its own wait for room has not begun: nobody is paged for it."""
+    world, engine = turn.world, turn.world.engine(name)
+    if engine.phase is not Phase.RELEASING:
+        return
+    if standby.goes_first(world, engine) or gate.loads_there(engine.plan, ((e.plan, e.phase) for e in world.engines)):
+        turn.change(name, life=replace(engine.life, deadline=turn.at + engine.plan.limits.release_s))
 
 
 def _gate(turn: Turn, name: str) -> None:

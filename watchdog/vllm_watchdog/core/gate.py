@@ -26,9 +26,19 @@ def rivals(plan: EnginePlan, phases: Iterable[tuple[EnginePlan, Phase]]) -> tupl
     return tuple(other.name for other, phase in phases if other.name != plan.name and _in_the_way(plan, other, phase))
 
 
+def loads_there(plan: EnginePlan, phases: Iterable[tuple[EnginePlan, Phase]]) -> bool:
+    """Does another engine load on this one's cards?  It is waited for as long as it takes."""
+    return any(_profiles(plan, other, phase) for other, phase in phases if other.name != plan.name)
+
+
+def _profiles(plan: EnginePlan, other: EnginePlan, phase: Phase) -> bool:
+    """Two that measure a card at the same time take each other's memory for lost (seen on 0.24)."""
+    return phase in PROFILING and bool(set(plan.gpus) & set(other.gpus))
+
+
 def _in_the_way(plan: EnginePlan, other: EnginePlan, phase: Phase) -> bool:
-    if phase in PROFILING and set(plan.gpus) & set(other.gpus):
-        return True     # two that measure a card at the same time take each other's memory for lost (seen on 0.24)
+    if _profiles(plan, other, phase):
+        return True
     same_service = (plan.backup_for or plan.name) == (other.backup_for or other.name)
     return same_service and phase in HAS_CHILD - {Phase.ASLEEP} and not fit_together(plan, other)
 

@@ -7,14 +7,13 @@ cold one.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 from vllm_watchdog.core import gate
 from vllm_watchdog.core.failover import Service, Side
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import Standby
-from vllm_watchdog.core.policy import HAS_CHILD, Phase, Sign
+from vllm_watchdog.core.policy import Phase, Sign
 from vllm_watchdog.core.turn import Turn
 from vllm_watchdog.core.world import Engine, World
 
@@ -36,10 +35,6 @@ def keep_ready(turn: Turn, service: Service) -> None:
         _its_turn(turn, service, turn.world.engine(service.backup))
     else:
         _stand_by(turn, service, turn.world.engine(service.backup))
-    primary = turn.world.engine(service.name)
-    if primary.phase is Phase.RELEASING and goes_first(turn.world, primary):    # its wait for room has not begun
-        life = replace(primary.life, deadline=turn.at + primary.plan.limits.release_s)
-        turn.change(primary.name, life=life)
 
 
 def _its_turn(turn: Turn, service: Service, backup: Engine) -> None:
@@ -97,8 +92,8 @@ def _want(turn: Turn, name: str) -> None:
 def _may_boot(world: World, service: Service) -> bool:
     """Beside the primary where both fit; else once, before its first start: a standby that fails must not hold it up."""
     primary, backup = world.engine(service.name), world.engine(service.backup or service.name)
-    unstarted = primary.spawned_at == inf and primary.phase not in HAS_CHILD
-    return (unstarted and not backup.life.charged) or gate.fit_together(primary.plan, backup.plan)
+    unstarted = primary.spawned_at == inf and not backup.life.charged
+    return unstarted or gate.fit_together(primary.plan, backup.plan)
 
 
 def _has_room(world: World, backup: Engine) -> bool:
