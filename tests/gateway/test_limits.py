@@ -40,6 +40,8 @@ BAD = {
     "unknown method": (501, b"BREW / HTTP/1.1\r\nHost: x\r\n\r\n"),
     "connect": (501, b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n"),
     "expectation": (417, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nExpect: miracles\r\n\r\nx"),
+    "developer endpoint": (403, b"POST /sleep?level=2 HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"),
+    "developer endpoint, encoded": (403, b"POST /%73leep/ HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"),
     "TLS": (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
     "long head": (431, b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 70_000),
     "bad chunk": (

@@ -23,11 +23,12 @@ Make = Callable[..., Watchdog]
 
 @contextmanager
 def gateway(host: Watchdog) -> Iterator[None]:
-    with (host.folder / "gateway.log").open("wb") as log:
+    with (host.folder / "gateway.log").open("wb") as output:
         process = subprocess.Popen([sys.executable, "-m", "vllm_watchdog.app.cli", "gateway", "--config", str(host.config)],
-                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=host.folder, env=host.env)
+                                   stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=host.folder, env=host.env)
     try:
-        host.until(lambda: b"gateway.ready" in (host.folder / "gateway.log").read_bytes() or None, "the gateway does not come up")
+        log = host.folder / "gateway.log"
+        host.until(lambda: b"gateway.ready" in log.read_bytes() or None, "the gateway does not come up")
         yield
         process.terminate()
         assert process.wait(20) == 0

@@ -40,7 +40,7 @@ class CannotListenError(Exception):
 
 
 def say_on_stderr(name: str, /, **fields: str | float) -> None:
-    words = " ".join(f"{key}={value!r}" if isinstance(value, str) else f"{key}={value:.10g}" for key, value in fields.items())
+    words = " ".join(f"{key}={value!r}" for key, value in fields.items())
     print(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {name} {words}".rstrip(), file=sys.stderr, flush=True)  # noqa: T201
 
 

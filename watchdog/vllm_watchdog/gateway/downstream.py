@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from vllm_watchdog.gateway import errors
 from vllm_watchdog.gateway.framing import Chunked, Framing, FramingError, Length, UntilClose
 from vllm_watchdog.gateway.heads import CONTINUE, END, HEAD_LIMIT, BadHeadError, RequestHead, parse_request
-from vllm_watchdog.gateway.routes import Kind
+from vllm_watchdog.gateway.routes import DEVELOPER_PATHS, Kind
 
 if TYPE_CHECKING:
     from vllm_watchdog.gateway.dispatch import Dispatcher
@@ -121,6 +121,9 @@ class Downstream(asyncio.Protocol):
         self._deadline = inf
         plan = self._gate.plan
         exchange = self.exchange = self._gate.open(self, head)
+        if head.path.rstrip("/") in DEVELOPER_PATHS:
+            self.refuse(errors.DEVELOPER)
+            return
         if head.length is not None and head.length > plan.max_body_bytes:
             self.refuse(errors.BODY_TOO_LARGE)
             return

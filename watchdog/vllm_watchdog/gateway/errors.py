@@ -32,6 +32,7 @@ NOT_IMPLEMENTED = Refusal(501, "not_implemented", "This gateway does not do that
 VERSION = Refusal(505, "http_version", "Only HTTP/1.0 and HTTP/1.1 are spoken here")
 NOT_FOUND = Refusal(404, "not_found", "There is nothing under this path")
 
+DEVELOPER = Refusal(403, "developer_endpoint", "vLLM's developer endpoints are for the watchdog, on loopback")
 NOT_SERVING = Refusal(503, "engine_unavailable", "No engine serves at the moment", 5)
 HELD_TOO_LONG = Refusal(503, "engine_unavailable", "No engine came to serve while the request was held", 5)
 QUEUE_FULL = Refusal(503, "queue_full", "Too many requests are waiting for an engine", 5)

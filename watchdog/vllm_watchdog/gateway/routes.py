@@ -37,6 +37,12 @@ GENERATION_PATHS = frozenset({
     "/v1/audio/translations", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/pooling", "/classify",
     "/generate", "/inference/v1/generate", "/generative_scoring", "/invocations",
 })
+# Open in vLLM's dev mode, which a sleeping standby needs: they stop, empty or rewrite an engine.
+DEVELOPER_PATHS = frozenset({
+    "/sleep", "/wake_up", "/is_sleeping", "/release_kv_cache_memory", "/collective_rpc", "/reset_prefix_cache",
+    "/reset_mm_cache", "/reset_encoder_cache", "/server_info", "/pause", "/resume", "/is_paused", "/update_weights",
+    "/init_weight_transfer_engine",
+})
 READ_PATHS = frozenset({
     "/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/completions/render", "/v1/chat/completions/render",
     "/ping",
