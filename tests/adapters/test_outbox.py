@@ -393,9 +393,9 @@ def test_the_deadline_holds_through_a_proxy(serve, monkeypatch):
 
 def test_a_yes_whose_body_never_ends_is_a_yes(serve):
     began = time.monotonic()
-    outcome = hook(serve(drips(b"HTTP/1.1 200 OK\r\n\r\n")), 0.3).send({})
+    outcome = hook(serve(drips(b"HTTP/1.1 200 OK\r\n\r\n")), 1.0).send({})
     assert outcome == Outcome(True, "HTTP 200")
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 4
 
 
 def test_a_receiver_that_says_nothing_is_cut_off_at_the_deadline():

@@ -8,6 +8,8 @@ import pytest
 from tests.system.conftest import Make
 from tests.system.harness import HASTY, Receiver, Watchdog, engine, free_port
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def told(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Watchdog]:

@@ -131,6 +131,7 @@ def test_status_of_a_host_that_serves_nothing_is_3(make: Make) -> None:
     assert said.code == 3 and said.out.startswith("DOWN") and "unrecognized arguments: --no-such-flag" in said.out
 
 
+@pytest.mark.slow
 def test_without_a_daemon_status_is_4_and_the_history_is_still_told(make: Make) -> None:
     watchdog = make({"one": engine()})
     said = watchdog.cli("status")

@@ -12,6 +12,8 @@ from tests.system.conftest import Make
 from tests.system.harness import engine
 from tests.system.kills import Step, at, chain, never_two
 
+pytestmark = pytest.mark.slow
+
 CHAINS: dict[str, tuple[Step, ...]] = {
     "restarts": (("start", at("engine.spawned")), ("restart", at("now=stopping")), ("restart", at("now=starting")),
                  ("stop", at("now=stopping"))),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.system.conftest import Make
 from tests.system.harness import HASTY, backup, engine
 
 
+@pytest.mark.slow
 def test_a_second_failure_brings_the_backup_and_the_primary_returns_when_it_is_idle(make: Make) -> None:
     watchdog = make({"big": engine(args={"max-num-seqs": 64}), "small": backup("big")}, program=HASTY,
                     failover={"stable_s": 1.0}).start()

@@ -17,6 +17,8 @@ import pytest
 import requests
 from tests.system.harness import Doc, Watchdog, backup, engine, free_port
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = 8
 Make = Callable[..., Watchdog]
 

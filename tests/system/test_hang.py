@@ -35,6 +35,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watchdog]:
     watchdog.finish()
 
 
+@pytest.mark.slow
 def test_a_full_queue_on_a_slow_engine_is_busy_and_a_frozen_engine_is_wedged_dumped_and_replaced(
         asleep: Watchdog, host: Watchdog) -> None:
     first, busy = host.serving("frozen"), host.serving("busy")

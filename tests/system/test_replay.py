@@ -10,6 +10,8 @@ from tests.system.harness import Watchdog, command, engine
 
 from vllm_watchdog.app.replay import Replayed, parsed, replay
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def life(tmp_path_factory: pytest.TempPathFactory) -> list[str]:

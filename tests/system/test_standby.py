@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from tests.system.harness import HASTY, Doc, Watchdog, backup, engine
 
+pytestmark = pytest.mark.slow
+
 GIB = 1 << 30
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from tests.system.conftest import Make
 from tests.system.harness import QUICK_HANG, Doc, Watchdog, engine
 from tests.system.kills import at
@@ -47,6 +48,7 @@ def stopped(folder: Path, begin: Callable[[Watchdog], None], words: str, keys: D
         watchdog.clear()
 
 
+@pytest.mark.slow
 def test_a_stop_at_any_moment_leaves_nothing_behind(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as pool:
         lives = [pool.submit(stopped, tmp_path / str(number), *moment) for number, moment in enumerate(MOMENTS)]

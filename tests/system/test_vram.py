@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.system.harness import HASTY, Watchdog, backup, engine
 
+pytestmark = pytest.mark.slow
+
 GIB = 1 << 30
 
 
