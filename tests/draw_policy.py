@@ -35,6 +35,7 @@ DOES = {
 }
 SIGNS = {
     Sign.WANT: "failover or boot wants it", Sign.START: "a human wants it", Sign.UNWANT: "not wanted any more",
+    Sign.FORGIVE: "a human lets it try again, when it is wanted next",
     Sign.AGAIN: "a human wants it restarted", Sign.CLEAR: "its GPUs have room", Sign.SPAWNED: "it was started",
     Sign.WELL: "ready, or tokens flow", Sign.ILL: "counters stand still and a one-token request is not answered",
     Sign.REST: "it is the backup's turn to sleep", Sign.SLEPT: "it sleeps",

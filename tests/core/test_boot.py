@@ -340,3 +340,25 @@ def test_findings_of_before_do_not_name_the_failures_of_an_adopted_engine() -> N
     scene.serve()
     after = reborn(scene, 20.0, survivor("primary#2"))
     assert (after.engine().cause, after.engine().why) == ("", "")
+
+
+# -- what happened meanwhile
+
+def test_what_died_while_no_watchdog_ran_is_an_outage_all_the_same() -> None:
+    after = reborn(Scene(plan()).serve(), 50.0)
+    assert after.only(c.Spawn).mark == mark("primary#2")
+    assert [(incident.class_, incident.text) for incident in after.world.incidents] == [
+        ("unexpected_exit", "primary#1 ended while no watchdog ran")]
+    assert after.only(c.Alert).kind == "opened"
+
+
+def test_what_had_not_served_yet_ended_unmissed() -> None:
+    assert not reborn(Scene(plan()), 50.0).world.incidents
+
+
+@pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
+def test_after_a_stop_or_a_reboot_nobody_is_missed(boot_id: str) -> None:
+    scene = Scene(plan()).serve()
+    if boot_id == "boot-1":
+        scene.feed(e.StopAsked(40.0, "SIGTERM"))
+    assert not reborn(scene, 50.0, boot_id=boot_id).world.incidents

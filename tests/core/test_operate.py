@@ -294,3 +294,17 @@ def test_a_snapshot_without_a_name_is_one_of_every_service() -> None:
     answer = scene.ask("snapshot")
     assert answer.text == "written to 20261118T110640Z-a-snapshot, 20261118T110640Z-b-snapshot"
     assert [dump.mark for dump in scene.all(c.Dump)] == [mark("a#1"), mark("b#1")]
+
+
+def test_a_held_backup_is_forgiven_by_a_restart_and_not_started() -> None:
+    scene = serving(limits=Limits(budget=0))
+    scene.ask("failover")
+    scene.crash("primary")
+    scene.serve("backup")
+    scene.crash("backup")
+    assert scene.phase("backup") is Phase.HELD
+    scene.serve("primary")
+    answer = scene.ask("restart", "backup")
+    assert (answer.ok, answer.text) == (True, "backup is not held any more; it starts when it is needed")
+    assert (scene.phase("backup"), scene.phase("primary")) == (Phase.STOPPED, Phase.SERVING)
+    assert scene.engine("backup").life.failures == ()

@@ -38,8 +38,8 @@ QUICK = Limits(spawn_s=4, load_s=20, suspect_s=10, dump_s=3, stop_s=5, kill_s=6,
 WAITS = {P.RELEASING: 7, P.STARTING: 4, P.LOADING: 20, P.SUSPECT: 10, P.DUMPING: 3, P.STOPPING: 5, P.KILLING: 6,
          P.SETTLING: 2, P.DOZING: 9, P.WAKING: 8}
 DEAD_HUMAN = {P.STOPPED, P.HELD, P.WEDGED, P.SERVING, P.ASLEEP}       # phases that nothing but an event ends
-OUTER = (S.WANT, S.START, S.UNWANT, S.AGAIN, S.CLEAR, S.SPAWNED, S.WELL, S.ILL, S.FAULT, S.DUMPED, S.EXIT, S.EMPTY,
-         S.SETTLED, S.REST, S.SLEPT, S.ROUSE, S.WOKE)
+OUTER = (S.WANT, S.START, S.UNWANT, S.FORGIVE, S.AGAIN, S.CLEAR, S.SPAWNED, S.WELL, S.ILL, S.FAULT, S.DUMPED, S.EXIT,
+         S.EMPTY, S.SETTLED, S.REST, S.SLEPT, S.ROUSE, S.WOKE)
 ROAD_TO_WEDGED = (S.WANT, S.CLEAR, S.SPAWNED, S.WELL, S.ILL, S.TIMEOUT, S.TIMEOUT, S.TIMEOUT, S.TIMEOUT)
 
 
@@ -290,7 +290,7 @@ def test_a_reason_given_to_an_engine_at_rest_is_ignored() -> None:
 def test_an_engine_at_rest_is_started_by_a_wish_and_by_nothing_else() -> None:
     for before, event, after, _ in WALK:
         if before.phase in AT_REST and after.phase is not before.phase:
-            assert event.sign in (S.START, S.AGAIN) or (before.phase is P.STOPPED and event.sign is S.WANT)
+            assert event.sign in (S.START, S.AGAIN, S.FORGIVE) or (before.phase is P.STOPPED and event.sign is S.WANT)
 
 
 def test_a_failure_is_charged_once_a_generation_and_only_while_alive() -> None:

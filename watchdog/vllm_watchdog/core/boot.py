@@ -13,7 +13,7 @@ from vllm_watchdog.core import incidents
 from vllm_watchdog.core.commands import Adopt, Kill
 from vllm_watchdog.core.events import Booted, Survivor
 from vllm_watchdog.core.failover import Service, Side
-from vllm_watchdog.core.incidents import Incident
+from vllm_watchdog.core.incidents import Incident, Urgency
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.plan import EnginePlan, Standby
 from vllm_watchdog.core.policy import Phase, Sign, State
@@ -43,8 +43,18 @@ def booted(turn: Turn, event: Booted) -> None:
     _forget(turn)
     asleep = {Mark(engine.name, engine.generation) for engine in memory.engines if engine.asleep}
     _take_over(turn, event, running, asleep)
+    if same_boot:
+        served = [engine.name for engine in memory.engines if engine.served]
+        _missed(turn, [name for name in served if name in running and running[name] is None])
     if not turn.world.paused:
         want(turn)
+
+
+def _missed(turn: Turn, names: list[str]) -> None:
+    """What died while no watchdog ran was an outage all the same, though nobody saw how it ended."""
+    for name in names:
+        text = f"{turn.world.engine(name).mark} ended while no watchdog ran"
+        turn.symptom(name, "unexpected_exit", Urgency.CRITICAL, text)
 
 
 def want(turn: Turn) -> None:

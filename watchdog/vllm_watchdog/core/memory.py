@@ -18,6 +18,7 @@ class EngineMemory:
     held: str = ""                      # why another try would fail, or its last failure; empty: it is not held
     why: str = ""
     asleep: bool = False                # or on its way there or back
+    served: bool = False                # when this was written
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,10 @@ def _restart(turn: Turn, event: Asked) -> Reply:
         return False, f"no engine {event.engine!r} is configured; there are: {', '.join(names)}"
     engine = turn.world.engine(event.engine)
     service = turn.world.service(engine.name)
+    if service.wanted != engine.name and engine.phase is Phase.HELD:
+        turn.note(engine.name, "operator", f"{engine.name} is not held any more")
+        turn.sign(engine.name, Sign.FORGIVE)
+        return True, f"{engine.name} is not held any more; it starts when it is needed"
     if service.wanted != engine.name and service.standby is not Standby.HOT:
         return False, f"{engine.name} is not in service, {service.wanted} is: use failover or failback"
     turn.note(engine.name, "operator", f"restart of {engine.name}")

@@ -37,6 +37,7 @@ class Sign(StrEnum):
     WANT = auto()       # failover wants it
     START = auto()      # a human wants it: the slate is wiped
     UNWANT = auto()
+    FORGIVE = auto()    # a human lets a held one try again, when it is wanted next
     AGAIN = auto()      # a human wants it stopped and started
     CLEAR = auto()      # its GPUs have room
     SPAWNED = auto()
@@ -145,6 +146,7 @@ TABLE: dict[tuple[Phase, Sign], Row] = {
     (P.BACKOFF,   S.UNWANT):   (P.STOPPED,),
     (P.STOPPED,   S.START):    (P.RELEASING, Do.LOOK),
     (P.HELD,      S.START):    (P.RELEASING, Do.LOOK),
+    (P.HELD,      S.FORGIVE):  (P.STOPPED,),
     **{(phase, sign): row for phase in P if phase in ALIVE for sign, row in _SHARED.items()},
 }
 
@@ -175,6 +177,8 @@ def remember(state: State, event: Event, limits: Limits) -> State:
             return replace(state, wanted=True, failures=(), doom="", again=True)
         case S.UNWANT:
             return replace(state, wanted=False, again=False)
+        case S.FORGIVE:
+            return replace(state, failures=(), doom="")
         case S.FAULT | S.EXIT | S.EMPTY | S.TIMEOUT if state.phase in ALIVE:
             return charge(state, event, limits)
         case S.FAULT if event.doom and state.phase not in AT_REST:

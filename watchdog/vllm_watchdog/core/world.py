@@ -148,6 +148,7 @@ def remembered(world: World) -> Memory:
                 held=(engine.life.doom or engine.blame) if engine.phase is Phase.HELD and not forgiven else "",
                 why=engine.why if engine.phase is Phase.HELD and not forgiven else "",
                 asleep=engine.phase in NAPPING,
+                served=engine.phase is Phase.SERVING,
             )
             for engine in world.engines
         ),
