@@ -2,12 +2,13 @@
 
 Run on a machine with one NVIDIA GPU and a vLLM that this Python imports:
     python -m tests.gpu.drive MODEL_FOLDER OUT_FOLDER
-Boots a primary and a `sleeping` backup, kills the primary, fails back, lets a neighbour fill the card and a long prompt
-exhaust it.  Ends what it started.
+Boots a primary and a `sleeping` backup behind the gateway, kills the primary under load again and again, lets a
+neighbour fill the card and a long prompt exhaust it.  Ends what it started.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,12 @@ state_dir = "{folder}/state"
 log_dir = "{folder}/logs"
 sample_s = 0.5
 [failover]
-stable_s = 15
-after_failures = 5
+stable_s = 1
+after_failures = 50
+[restart]
+budget = 50
+[gateway]
+listen = "127.0.0.1:18000"
 [engines.primary]
 command = ["{python}", "-m", "vllm.entrypoints.openai.api_server"]
 model = "{model}"
@@ -59,6 +65,42 @@ time.sleep(120)
 """
 
 
+KILLS = 5
+CLIENTS = 8
+
+
+class Clients:
+    """Ask through the gateway until told to stop; `done` holds (monotonic instant, status or error) of every answer."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[float, str]] = []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(number,), daemon=True) for number in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, number: int) -> None:
+        with requests.Session() as session:
+            while not self._stop.is_set():
+                body = {"model": "m", "prompt": f"client {number}", "max_tokens": 8}
+                try:
+                    said = str(session.post("http://127.0.0.1:18000/v1/completions", json=body, timeout=90).status_code)
+                except requests.RequestException as error:
+                    said = type(error).__name__
+                self.done.append((time.monotonic(), said))
+
+    def gap_s(self, since: float) -> float:
+        """The longest time without any answer, from an instant on."""
+        answered = [since, *sorted(at for at, said in list(self.done) if at >= since and said == "200")]
+        return max(later - earlier for earlier, later in itertools.pairwise(answered))
+
+    def end(self) -> dict[str, int]:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(95)
+        return dict(Counter(said for _, said in self.done))
+
+
 class Drive:
     def __init__(self, model: str, out: Path) -> None:
         self.out, self.folder = out, Path("/tmp/llm-watchdog-gpu")
@@ -68,15 +110,19 @@ class Drive:
         self.config.write_text(CONFIG.format(folder=self.folder, python=sys.executable, model=model))
         self.rows: list[tuple[str, str]] = []
         self.daemon: subprocess.Popen[bytes] | None = None
+        self.gateway: subprocess.Popen[bytes] | None = None
 
     def row(self, what: str, figure: Any) -> None:
         self.rows.append((what, str(figure)))
         print(f"{time.monotonic():.1f} {what}: {figure}", flush=True)
 
     def start(self) -> None:
-        log = (self.out / "daemon.log").open("ab")
-        self.daemon = subprocess.Popen([sys.executable, "-m", "vllm_watchdog.app.cli", "run", "--config", str(self.config)],
-                                       stdout=log, stderr=log)
+        self.daemon, self.gateway = self._command("run"), self._command("gateway")
+
+    def _command(self, word: str) -> subprocess.Popen[bytes]:
+        with (self.out / f"{word}.log").open("ab") as log:
+            return subprocess.Popen([sys.executable, "-m", "vllm_watchdog.app.cli", word, "--config", str(self.config)],
+                                    stdout=log, stderr=log)
 
     def status(self) -> dict[str, Any] | None:
         try:
@@ -97,14 +143,10 @@ class Drive:
         doc = self.status() or {}
         return next(int(e["pid"]) for e in doc["engines"] if e["name"] == name)
 
-    def token(self, port: int, timeout_s: float = 5.0) -> bool:
-        try:
-            body = {"model": "m", "prompt": "a", "max_tokens": 1}
-            return requests.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=timeout_s).status_code == 200
-        except requests.RequestException:
-            return False
-
     def end(self) -> None:
+        if self.gateway and self.gateway.poll() is None:
+            self.gateway.terminate()
+            self.row("gateway drained, exit code", self.gateway.wait(60))
         if self.daemon and self.daemon.poll() is None:
             began = time.monotonic()
             self.daemon.send_signal(signal.SIGTERM)
@@ -125,15 +167,16 @@ def on_backup(_: dict[str, dict[str, Any]], doc: dict[str, Any]) -> bool:
     return bool(doc["services"][0]["serving"] == "backup")
 
 
-def kill(drive: Drive, number: int) -> None:
-    os.kill(drive.pid("primary"), signal.SIGKILL)
+def kill(drive: Drive, clients: Clients, number: int) -> float:
     began = time.monotonic()
+    os.kill(drive.pid("primary"), signal.SIGKILL)
     drive.until(on_backup, 60)
     served = time.monotonic() - began
-    while not drive.token(18101):
-        pass
-    drive.row(f"kill {number}: backup serves / its token", f"{served:.2f} s / {time.monotonic() - began:.2f} s")
-    drive.row(f"kill {number}: failback, backup asleep again", f"{drive.until(both_up, 240):.1f} s")
+    threading.Event().wait(2)
+    gap = clients.gap_s(began)
+    drive.row(f"kill {number}: backup serves; longest gap for {CLIENTS} clients", f"{served:.2f} s; {gap:.2f} s")
+    drive.row(f"kill {number}: primary back, backup asleep again", f"{drive.until(both_up, 240):.1f} s")
+    return gap
 
 
 def exhaust(drive: Drive) -> None:
@@ -169,8 +212,10 @@ def main() -> int:
         drive.row("nvidia-smi", subprocess.run(
             ["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader"], capture_output=True,
             text=True, timeout=20, check=False).stdout.strip())
-        for number in (1, 2):
-            kill(drive, number)
+        clients = Clients()
+        gaps = sorted(kill(drive, clients, number) for number in range(1, KILLS + 1))
+        drive.row("client gap, median of the kills", f"{gaps[len(gaps) // 2]:.2f} s")
+        drive.row("answers", clients.end())
         exhaust(drive)
     except (TimeoutError, AssertionError) as error:
         drive.row("FAILED", error)

@@ -21,6 +21,7 @@ def asleep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watchdog]:
     assert watchdog.daemon
     os.kill(watchdog.daemon.pid, signal.SIGSTOP)
     yield watchdog
+    os.kill(watchdog.daemon.pid, signal.SIGCONT)
     watchdog.finish()
 
 
