@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_watchdog.core.records import JSON_LINES_LIMIT, LINE_LIMIT, Kind, Record, Stream, parse, stream_of
+from vllm_watchdog.core.records import JSON_LINES_LIMIT, LINE_LIMIT, Kind, Record, Stream, is_probe, parse, stream_of
 
 
 def one(line: str) -> Record:
@@ -192,3 +192,13 @@ def test_the_stream_is_told_by_the_majority() -> None:
     assert stream_of([kernel, "x"]) is Stream.KERNEL
     assert stream_of([kernel, kernel, engine]) is None
     assert stream_of(["x", ""]) is None
+
+
+@pytest.mark.parametrize(("line", "probe"), [
+    ('(APIServer pid=9) INFO:     127.0.0.1:5 - "GET /health HTTP/1.1" 200 OK', True),
+    ('INFO:     127.0.0.1:5 - "GET /metrics HTTP/1.1" 503', True),
+    ('INFO:     127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK', False),
+    ('INFO:     127.0.0.1:5 - "GET /healthy HTTP/1.1" 404 Not Found', False),
+])
+def test_the_access_lines_of_probes_are_known(line: str, probe: bool) -> None:
+    assert is_probe(line) is probe

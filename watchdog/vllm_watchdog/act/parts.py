@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from vllm_watchdog.act.capture import Capture, OverrunError
 from vllm_watchdog.core.commands import Dump
+from vllm_watchdog.core.records import is_probe
 from vllm_watchdog.launch import Launch, masked, masked_env
 from vllm_watchdog.proc import marked
 from vllm_watchdog.procfs import read, walk
@@ -82,7 +83,8 @@ def log_tail(scene: Scene, _: float) -> str:
         tail = _tail(_launch(scene).log_path)
     except FileNotFoundError:
         raise AbsentError("the engine never ran") from None
-    return b"\n".join(tail.split(b"\n")[-LOG_LINES - 1 :]).decode(errors="replace")
+    lines = [line for line in tail.decode(errors="replace").split("\n") if not is_probe(line)]
+    return "\n".join(lines[-LOG_LINES - 1 :])
 
 
 def _tail(path: Path) -> bytes:

@@ -91,11 +91,13 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace) -> int:
     from vllm_watchdog.app.replay import parsed, replay
+    from vllm_watchdog.tell.journal import files
 
     lines: list[str] = []
     try:
-        for path in options.journal:
-            lines += Path(path).read_text("utf-8", "replace").splitlines(keepends=True)
+        for path in map(Path, options.journal):
+            for each in files(path) if path.is_dir() else (path,):
+                lines += each.read_text("utf-8", "replace").splitlines(keepends=True)
         done = replay(parsed(lines))
     except OSError as error:
         return fail(f"{error.filename}: {error.strerror}")

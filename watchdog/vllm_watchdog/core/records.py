@@ -193,3 +193,8 @@ def _few(lines: list[str]) -> list[str]:
 
 def _whole(value: Any) -> int:
     return value if isinstance(value, int) else 0
+
+
+def is_probe(line: str) -> bool:
+    """The access line of a health check or a scrape: two a second from us alone, and they say nothing."""
+    return any(f'"GET {path} HTTP/' in line for path in ("/health", "/metrics"))
