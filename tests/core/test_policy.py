@@ -471,3 +471,9 @@ class PolicyMachine(RuleBasedStateMachine):
 
 TestPolicyMachine = PolicyMachine.TestCase
 TestPolicyMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_a_held_engine_that_is_forgiven_rests_until_it_is_wanted() -> None:
+    held = State(P.HELD, failures=(1.0, 2.0), doom="bad_args")
+    forgiven, actions = step(held, Event(3, S.FORGIVE), QUICK)
+    assert (forgiven, actions) == (State(P.STOPPED), ())
