@@ -7,8 +7,7 @@ from typing import TextIO
 
 from vllm_watchdog.app.channels import webhooks, writer
 from vllm_watchdog.config import Settings
-from vllm_watchdog.core.commands import Alert
-from vllm_watchdog.core.incidents import Urgency, opened
+from vllm_watchdog.tell.payload import trial
 
 
 def test(settings: Settings, name: str | None, out: TextIO) -> int:
@@ -19,8 +18,7 @@ def test(settings: Settings, name: str | None, out: TextIO) -> int:
         print(f"alerts.channels.{name or 'NAME'}: not configured; there are: {there}", file=out)
         return 2
     wall = time.time()
-    incident = opened("test", "test", 0, "test", Urgency.WARNING, "a test message; nothing is wrong", time.monotonic(), wall)
-    payload = writer(settings).payload(Alert("test", incident), wall)
+    payload = writer(settings).payload(trial(wall), wall)
     answers = {channel.name: channel.test(payload) for channel in channels}
     for channel, answer in answers.items():
         print(f"{channel}: {answer}", file=out)

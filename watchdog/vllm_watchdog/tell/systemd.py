@@ -51,10 +51,6 @@ class Notifier:
     def stopping(self, status: str) -> None:
         self.notify(f"STOPPING=1\nSTATUS={_one_line(status)}")
 
-    def extend(self, seconds: float) -> None:
-        """Starting or stopping takes at least this much longer."""
-        self.notify(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
-
     def notify(self, state: str) -> None:
         if self.address is None:
             return
