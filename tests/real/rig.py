@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,9 +26,10 @@ from tests.system.harness import Doc, Watchdog, free_port
 
 Value = TypeVar("Value")
 
-START_S = 180.0         # 35 s on two free cores; three times that on busy ones
+START_S = 300.0         # 35 s on two free cores; three times that on busy ones
 STOP_S = 60.0
 HANG: Doc = {"still_s": 3, "probe_s": 5, "patience_s": 10}      # a hang is believed after about 18 s
+CONTEXT = 524_288       # tokens; four times what the model was made for, so that a prompt is long on any machine
 PLAIN: Doc = {      # what the product does by default, where the system tests hurry
     "daemon": {"sample_s": 1.0}, "restart": {"backoff_s": 2, "backoff_max_s": 60}, "evidence": {"deadline_s": 10},
 }
@@ -40,8 +43,8 @@ class Vllm:
     def engine(self, port: int = 0, args: Doc | None = None, **keys: Any) -> Doc:
         """One engine's table: slow on purpose, two requests at a time and prompts in slices of 512 tokens."""
         plain = {
-            "served-model-name": "tiny", "max-model-len": 131072, "max-num-seqs": 2, "max-num-batched-tokens": 512,
-            "enforce-eager": True,
+            "served-model-name": "tiny", "max-num-seqs": 2, "max-num-batched-tokens": 512, "enforce-eager": True,
+            "max-model-len": CONTEXT, "hf-overrides": json.dumps({"max_position_embeddings": CONTEXT}),
             "dtype": "float32",     # bfloat16 takes AMX where the CPU claims it; under some hypervisors that is SIGILL
         }
         return {
@@ -74,17 +77,15 @@ class RealWatchdog(Watchdog):
         return super().until(unhurried, failing, within_s)
 
     def up(self, name: str, after: int = 0) -> Doc:
-        """Waits until a generation newer than `after` serves."""
-        return self.serving(name, after, START_S)
-
-    def step_back(self, name: str) -> None:
-        """Let everybody else run before this engine.
+        """Waits until a generation newer than `after` serves, and lets everybody else run before it.
 
         Its core and worker spin in sched_yield(), and Linux 6.18 then lets the others on the same two cores wait for
         seconds: the daemon was once not run for 25 s.  A host with a GPU has cores to spare.
         """
+        engine = self.serving(name, after, START_S)
         with suppress(OSError):
-            Path(f"/proc/{self.engine(name)['pid']}/autogroup").write_text("10")
+            Path(f"/proc/{engine['pid']}/autogroup").write_text("10")
+        return engine
 
     def loading(self, name: str, after: int = 0) -> Doc:
         """Waits until a generation newer than `after` is well into its start: its engine core runs."""
@@ -121,6 +122,24 @@ class RealWatchdog(Watchdog):
             if at >= wall and all(line.get(key) == value for key, value in fields.items()):
                 return at - wall
         raise AssertionError(f"nothing after {wall} says {name} {fields}\n{self.tail()}")
+
+    def events(self, kind: str, name: str, began: float, ended: float) -> Iterator[tuple[float, Doc]]:
+        """What the daemon's sensors told of one engine between two moments."""
+        for line in self.lines():
+            if f'"_":"{kind}"' in line and line.endswith("\n"):
+                at, event = datetime.fromisoformat((doc := json.loads(line))["wall"]).timestamp(), doc["event"]
+                if event["_"] == kind and event["mark"]["engine"] == name and began <= at <= ended:
+                    yield at, event
+
+    def frozen(self, name: str, began: float, ended: float) -> float:
+        """The longest time for which the daemon found every progress counter where it was.
+
+        Counters only rise, so two scrapes that agree vouch for all that lies between them, however rare they are.
+        """
+        scrapes = [(at, event["metrics"].get("progress")) for at, event in self.events("Scraped", name, began, ended)]
+        told = [(at, progress) for at, progress in scrapes if progress]     # a scrape that failed tells nothing
+        stretches = ([at for at, _ in same] for _, same in groupby(told, itemgetter(1)))
+        return max((times[-1] - times[0] for times in stretches), default=0.0)
 
     def lives(self) -> set[tuple[str, str | None]]:
         """Phase and life of every engine, now."""

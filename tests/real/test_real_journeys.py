@@ -9,16 +9,17 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from math import sqrt
 from threading import Thread
 
 import pytest
-import requests
 from tests.real.conftest import Figures
-from tests.real.rig import HANG, RealWatchdog, Vllm, alive, crowd
+from tests.real.rig import CONTEXT, HANG, RealWatchdog, Vllm, alive, crowd
 from tests.system.harness import Doc, Receiver, free_port
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
+LONGEST = CONTEXT - 100     # tokens of a prompt
 KEPT = {"README.md", "timeline.jsonl", "log-tail.txt", "ps.txt", "engine.json", "samples.csv"}
 
 
@@ -99,21 +100,33 @@ def test_a_killed_engine_core_is_noticed_and_replaced_although_vllm_exits_0(host
             note=f"exit code 0, class {row['class']}")
 
 
-def test_a_long_prefill_that_moves_no_counter_is_never_taken_for_a_hang(host: RealWatchdog, figures: Figures) -> None:
-    before = untroubled(host)
-    counted = host.metric("primary", "vllm:prompt_tokens_total")
-    began, seen, frozen, served = time.time(), set(), 0.0, []
-    client = Thread(target=lambda: served.append(host.complete("primary", 1, "xyz " * 27_500, 300)))
+def prefill(host: RealWatchdog, tokens: int) -> tuple[float, float, set[tuple[str, str | None]]]:
+    """One prompt alone: how long it took, for how long of that no counter moved, and what the daemon thought of it."""
+    served: list[int] = []
+    prompt = (f"{tokens} " + "xyz " * (tokens // 4))[:tokens]       # begins like no other: nothing of it is cached
+    client = Thread(target=lambda: served.append(host.complete("primary", 1, prompt, 400)))
+    began, seen = time.time(), set()
     client.start()
     while client.is_alive():
         time.sleep(0.5)
         seen |= host.lives()
-        if host.metric("primary", "vllm:prompt_tokens_total") <= counted + 20:      # a probe is one token
-            frozen = time.time() - began
+    ended = time.time()
     assert served == [200]
-    assert frozen > sum(HANG.values()), f"the counters stood still for {frozen:.0f} s only: this proves nothing"
+    return ended - began, host.frozen("primary", began, ended), seen
+
+
+def test_a_long_prefill_that_moves_no_counter_is_never_taken_for_a_hang(host: RealWatchdog, figures: Figures) -> None:
+    """How long a prompt takes differs tenfold between machines: it grows until nothing moved for long enough."""
+    before = untroubled(host)
+    wanted, tokens = sum(HANG.values()) + 3, 16_000
+    took, frozen, seen = prefill(host, tokens)
+    while frozen < wanted:
+        assert tokens < LONGEST, f"no counter moved in {tokens} tokens for {frozen:.0f} s only: this proves nothing"
+        growth = sqrt(1.5 * wanted / took)      # attention costs the square; half as much again, for one more try to suffice
+        tokens = min(LONGEST, int(tokens * min(4.0, max(1.2, growth))))
+        took, frozen, seen = prefill(host, tokens)
     assert untroubled(host) == before
-    figures("prefill of 110,000 tokens", note=f"not restarted; no counter moved for {frozen:.0f} s, judged {judged(seen)}")
+    figures(f"prefill of {tokens:,} tokens", note=f"no counter moved for {frozen:.0f} s; not restarted, {judged(seen)}")
 
 
 def test_the_next_daemon_adopts_what_a_killed_one_left(host: RealWatchdog, figures: Figures) -> None:
@@ -161,7 +174,6 @@ def test_a_killed_api_server_leaves_no_orphan_and_is_replaced(host: RealWatchdog
 
 def test_32_long_requests_on_two_seats_are_busy_and_never_restarted(host: RealWatchdog, figures: Figures) -> None:
     before = untroubled(host)
-    host.step_back("primary")
     began, seen, queue = time.time(), set(), 0.0
     with crowd(host.url("primary"), 32, 30_000):
         while time.time() - began < 24 or queue < 30:
@@ -181,10 +193,11 @@ def test_a_stopped_engine_core_is_wedged_and_the_second_failure_goes_to_the_back
     members, core = host.of("primary"), host.core("primary")
     stopped = time.time()
     os.kill(core, signal.SIGSTOP)
-    host.in_phase("primary", "suspect")
-    assert requests.get(host.url("primary") + "/health", timeout=5).status_code == 200
     host.up("backup")
     assert not alive(members)
+    given_up = stopped + host.since(stopped, "engine.phase", now="dumping")
+    health = {event["health"] for _, event in host.events("Probed", "primary", stopped, given_up)}
+    assert "ok" in health and health <= {"ok", "silent"}, f"/health showed this hang, so it proves nothing: {health}"
     row = incident_since(host, stopped, "engine_hang")
     files = evidence(host, row)
     stacks = (host.bundle(row) / "stacks.txt").read_text()

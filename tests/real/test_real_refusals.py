@@ -11,7 +11,7 @@ import pytest
 from tests.real.conftest import Figures
 from tests.real.rig import START_S, RealWatchdog, Vllm
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
