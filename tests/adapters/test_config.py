@@ -246,6 +246,22 @@ def test_requests_use_the_served_names(args: str, names: tuple[str, ...]) -> Non
     assert read(PRIMARY + args).launches()["primary"].models == names
 
 
+@pytest.mark.parametrize(("args", "most"), [
+    ("", None),
+    ("args.max-num-seqs = 64", 64),
+    ('args.max_num_seqs = "64"', 64),
+    ("args = { max-num-seqs = 64, data-parallel-size = 2 }", 128),
+    ("args.data-parallel-size = 2", None),
+    ("args.max-num-seqs = 0", None),
+    ('args.max-num-seqs = "many"', None),
+    ("args.max-num-seqs = [64]", None),
+    ("args = { max-num-seqs = 64, data-parallel-size = 1.5 }", None),
+    ('args.max-num-seqs = "unset"', None),
+])
+def test_how_many_requests_run_at_a_time_is_read_from_the_args(args: str, most: int | None) -> None:
+    assert read(PRIMARY + args).plan(seed=0).engine("primary").max_seqs == most
+
+
 @pytest.mark.parametrize(("host", "url"), [
     ("127.0.0.1", "http://127.0.0.1:8100"),
     ("0.0.0.0", "http://127.0.0.1:8100"),

@@ -61,12 +61,13 @@ class Teller:
     def happen(self, at: float, verb: str, words: list[str]) -> str:
         """One event; what it led to, empty where it led to nothing."""
         before = self.scene.phases() if self.scene else None
-        sides = self._wanted()
+        sides, limits = self._wanted(), self._lowered()
         if verb in ("boot", "reboot"):
             self._boot(at, verb, words)
         else:
             self.scene.feed(getattr(self, f"_{verb}")(at, *words))
         told = [f"turn to {name}" for name in self._wanted() if sides and name not in sides]
+        told += [f"lowered to {now}" if now else "restored" for now in self._lowered() if limits and now not in limits]
         told += [TEXTS[type(it)](it) for it in self.scene.latest if type(it) in TEXTS]
         if told or self.scene.phases() != before:
             phases = ", ".join(f"{name} {phase}" for name, phase in self.scene.phases().items())
@@ -75,6 +76,9 @@ class Teller:
 
     def _wanted(self) -> list[str]:
         return [service.wanted for service in self.scene.world.services] if self.scene else []
+
+    def _lowered(self) -> list[int | None]:
+        return [service.lowering.to for service in self.scene.world.services] if self.scene else []
 
     def _boot(self, at: float, verb: str, words: list[str]) -> None:
         """`primary#1=100` still runs as PID 100, `primary#1=orphan` has lost its leader."""
@@ -136,10 +140,10 @@ class Teller:
     def _scrape(self, at: float, whose: str, how: str, running: str = "0", waiting: str = "0") -> e.Event:
         if how == "unknown":
             return e.Scraped(at, mark(whose), Unknown(at, "no answer"))
-        self.tokens[whose] = self.tokens.get(whose, 0.0) + (1.0 if how == "moves" else 0.0)
+        self.tokens[whose] = self.tokens.get(whose, 0.0) + (1.0 if how in ("moves", "full") else 0.0)
         self.kv += 0.001 if how == "prefills" else 0.0
         counters = None if how == "blind" else self.tokens[whose]
-        seen = metrics(counters, float(running), float(waiting), self.kv)
+        seen = metrics(counters, float(running), float(waiting), 0.99 if how == "full" else self.kv)
         return e.Scraped(at, mark(whose), seen)
 
     def _gpu(self, at: float, used_gib: str, *rows: str) -> e.Event:
@@ -174,9 +178,10 @@ def _plan(words: list[str]) -> scenes.Plan:
     gpus, backup_gpus = ((int(options[name]),) if name in options else None for name in ("gpu", "backup_gpu"))
     share = float(options["share"]) if "share" in options else None
     backup_share = float(options["backup_share"]) if "backup_share" in options else None
+    seqs, backup_seqs = (int(options[name]) if name in options else None for name in ("seqs", "backup_seqs"))
     return scenes.plan("backup" in options, gpus or (), share, backup_gpus, limits=limits, failover=failover,
                        thresholds=Thresholds(**levels), standby=Standby(options.get("standby", "cold")),
-                       backup_share=backup_share)
+                       backup_share=backup_share, seqs=seqs, backup_seqs=backup_seqs)
 
 
 def _given(kind: type, options: dict[str, str]) -> dict[str, object]:

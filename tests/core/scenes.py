@@ -40,12 +40,12 @@ def mark(text: str) -> Mark:
 def plan(backup: bool = True, gpus: tuple[int, ...] = (), share: float | None = None,
          backup_gpus: tuple[int, ...] | None = None, limits: Limits | None = None,
          thresholds: Thresholds | None = None, failover: FailoverPlan | None = None, standby: Standby = Standby.COLD,
-         backup_share: float | None = None, **more: Any) -> Plan:
+         backup_share: float | None = None, seqs: int | None = None, backup_seqs: int | None = None, **more: Any) -> Plan:
     limits = limits or Limits()
-    engines = [EnginePlan("primary", 8100, gpus, share, limits=limits)]
+    engines = [EnginePlan("primary", 8100, gpus, share, limits=limits, max_seqs=seqs)]
     if backup:
         cards = gpus if backup_gpus is None else backup_gpus
-        engines.append(EnginePlan("backup", 8101, cards, backup_share or share, "primary", standby, limits))
+        engines.append(EnginePlan("backup", 8101, cards, backup_share or share, "primary", standby, limits, backup_seqs))
     return Plan(tuple(engines), thresholds or Thresholds(), failover or FailoverPlan(), **more)
 
 

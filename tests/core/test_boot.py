@@ -11,6 +11,7 @@ from vllm_watchdog.core import events as e
 from vllm_watchdog.core import incidents
 from vllm_watchdog.core.failover import Side
 from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.plan import EnginePlan, Limits, Plan, Standby
 from vllm_watchdog.core.policy import Phase
@@ -238,6 +239,35 @@ def test_a_change_of_sides_before_a_reboot_is_no_instant_of_this_boot() -> None:
     known = memory(boot_id="boot-0", services=(ServiceMemory("primary", on_backup=True, turned_at=9e6),))
     scene = Scene(plan(), 5.0, known)
     assert (scene.world.services[0].turned_at, scene.world.services[0].side) == (-inf, Side.BACKUP)
+
+
+def test_how_long_failback_waits_outlives_the_daemon_but_not_the_host() -> None:
+    service = ServiceMemory("primary", on_backup=True, turned_at=3.0, patience=4.0)
+    assert Scene(plan(), 5.0, memory(services=(service,))).world.services[0].patience == 4.0
+    assert Scene(plan(), 5.0, memory(services=(service,), boot_id="boot-0")).world.services[0].patience == 1.0
+
+
+LOWERED = Lowering(16, 100.0, "vram_degrade of gpu0", patience=2.0)
+
+
+@pytest.mark.parametrize(("changes", "lowered"), [
+    ({}, LOWERED), ({"on_backup": True}, Lowering()), ({"boot_id": "boot-0"}, Lowering()),
+])
+def test_a_primary_stays_lowered_over_a_change_of_daemons(changes: dict[str, object], lowered: Lowering) -> None:
+    service = ServiceMemory("primary", bool(changes.pop("on_backup", False)), 3.0, lowering=LOWERED)
+    scene = Scene(plan(), 500.0, memory(services=(service,), **changes))
+    found = scene.world.services[0].lowering
+    assert replace(found, calm_since=inf) == lowered
+
+
+def test_a_new_daemon_waits_until_it_has_seen_calm_for_itself() -> None:
+    known = memory(EngineMemory("primary", 3, True), services=(ServiceMemory("primary", False, 3.0, lowering=LOWERED),))
+    scene = Scene(plan(), 500.0, known, (survivor("primary#3"),))
+    scene.ok()
+    scene.at(739.9)
+    assert scene.world.services[0].lowering.to == 16
+    scene.at(740.0)
+    assert scene.world.services[0].lowering.to is None and scene.said("service.restored")[0]["after_s"] == "640"
 
 
 def test_a_pause_outlives_the_daemon_and_nothing_is_started_under_it() -> None:

@@ -18,6 +18,7 @@ from vllm_watchdog.core import incidents
 from vllm_watchdog.core.catalog import CATALOG
 from vllm_watchdog.core.codec import Codec, encode
 from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.readings import Health, Holder, Unknown
 from vllm_watchdog.core.schema import CODEC
@@ -151,7 +152,7 @@ INCIDENT = incidents.proved(
     (finding("oom_runtime", gpu=0, requested_bytes=2 * GIB, other_processes=((12, 3 * GIB),), free_share=0.5),),
 )
 MEMORY = Memory("b", (EngineMemory("primary", 3, True, (1.5, 2.0), "bad_args", "why"),),
-                (ServiceMemory("primary", True, -inf),), (INCIDENT,), True)
+                (ServiceMemory("primary", True, -inf, 2.0, Lowering(16, 5.0, "why")),), (INCIDENT,), True)
 M = mark("primary#3")
 EVENTS = (
     e.Booted(1.0, plan(gpus=(0,), share=0.8, seed=3), WALL, "b", MEMORY, (e.Survivor(M, 12, True, 5.5),)),

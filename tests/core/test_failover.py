@@ -6,6 +6,7 @@ from math import inf
 import pytest
 
 from vllm_watchdog.core.failover import PATIENCE_MAX, Facts, Hint, Service, Side, hint, observe, turned
+from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.plan import Failback, FailoverPlan, Standby
 
 PLAN = FailoverPlan(after_failures=1, stable_s=600, idle_s=10)
@@ -15,8 +16,8 @@ IDLE = Facts(serving=True, idle=True)
 
 
 def test_nothing_is_wrong_until_it_is_known_to_be() -> None:
-    assert Facts() == Facts(0, 0, False, False, False, True, False, False, False, False, False, False)
-    assert Service("primary") == Service("primary", None, Standby.COLD, Side.PRIMARY, 0.0, -inf, inf, inf, 1.0)
+    assert Facts() == Facts(0, 0, False, False, False, False, True, False, False, False, False, False, False)
+    assert Service("primary") == Service("primary", None, Standby.COLD, Side.PRIMARY, 0.0, -inf, inf, inf, 1.0, Lowering())
 
 
 def test_the_wanted_engine_is_the_sides() -> None:
@@ -35,6 +36,7 @@ def test_a_service_without_a_backup_wants_its_primary_whatever_side() -> None:
     (Facts(ooms=1), Hint.NONE),
     (Facts(ooms=2), Hint.OOM_AGAIN),
     (Facts(degraded=True), Hint.DEGRADED),
+    (Facts(card_full=True), Hint.NONE),
     (Facts(primary_held=True), Hint.HELD),
     (Facts(failures=2, ooms=2, primary_held=True), Hint.HELD),
     (Facts(failures=2, ooms=2), Hint.OOM_AGAIN),
@@ -94,7 +96,7 @@ def test_it_never_comes_back_to_a_primary_that_is_held() -> None:
 
 
 def test_it_does_not_come_back_to_a_card_that_is_still_full() -> None:
-    assert hint(ON_BACKUP, 800.0, replace(IDLE, degraded=True), PLAN) is Hint.NONE
+    assert hint(ON_BACKUP, 800.0, replace(IDLE, card_full=True), PLAN) is Hint.NONE
 
 
 def test_failures_of_the_primary_do_not_keep_it_away_for_ever() -> None:
@@ -112,6 +114,7 @@ def test_since_when_it_serves_and_is_idle_is_kept_while_it_does() -> None:
 
 
 def test_a_turn_begins_the_other_side_anew() -> None:
+    assert turned(replace(ON_PRIMARY, lowering=Lowering(16, 5.0)), 9.0, PLAN).lowering == Lowering()
     after = turned(ON_BACKUP, 900.0, PLAN)
     assert after == Service("primary", "backup", side=Side.PRIMARY, since=900.0, turned_at=900.0)
     assert turned(after, 950.0, PLAN).side is Side.BACKUP

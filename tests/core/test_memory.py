@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from tests.core.scenes import Scene, finding, mark, plan
 
 from vllm_watchdog.core import events as e
 from vllm_watchdog.core.codec import encode
+from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.schema import CODEC
 from vllm_watchdog.core.world import remembered
@@ -48,6 +50,20 @@ def test_a_pause_and_the_side_of_each_service_are_remembered() -> None:
     assert memory.paused
     assert memory.services == (ServiceMemory("primary", on_backup=True, turned_at=50.0),)
     assert [engine.wanted for engine in memory.engines] == [False, True]
+
+
+def test_that_a_service_is_lowered_and_how_long_failback_waits_is_remembered() -> None:
+    scene = Scene(plan(seqs=64, backup_seqs=16)).serve()
+    for at in range(10, 131, 10):
+        scene.scrape(at, at=float(at), kv=0.99, waiting=5.0)
+    scene.scrape(140, at=140.0)
+    lowered = Lowering(16, 130.0, "kv_pressure of primary")
+    assert remembered(scene.world).services == (ServiceMemory("primary", False, float("-inf"), 1.0, lowered),)
+    assert CODEC.decode(json.loads(json.dumps(encode(remembered(scene.world))))) == remembered(scene.world)
+    patient = scene.world.with_service(replace(scene.world.services[0], patience=4.0))
+    assert remembered(patient).services[0].patience == 4.0
+    scene.feed(e.StopAsked(141.0, "SIGTERM"))
+    assert remembered(scene.world).services[0].lowering == Lowering(), "the engine that starts next has all its memory"
 
 
 def test_a_clean_stop_forgives_so_that_the_next_start_tries_again() -> None:

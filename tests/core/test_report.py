@@ -34,7 +34,8 @@ def test_a_service_that_serves_as_configured_is_healthy() -> None:
     document = told(Scene(plan()).serve())
     assert (document["health"], document["paused"], document["stopping"]) == ("healthy", False, False)
     assert document["services"] == [{
-        "name": "primary", "side": "primary", "wanted": "primary", "serving": "primary", "port": 8100, "since": WALL}]
+        "name": "primary", "side": "primary", "wanted": "primary", "serving": "primary", "port": 8100, "since": WALL,
+        "lowered": None}]
 
 
 def test_a_service_that_does_not_serve_is_down() -> None:
@@ -54,7 +55,8 @@ def test_a_service_on_its_backup_is_degraded() -> None:
     document = told(scene)
     assert document["health"] == "degraded"
     assert document["services"][0] | {"since": 0} == {
-        "name": "primary", "side": "backup", "wanted": "backup", "serving": "backup", "port": 8101, "since": 0}
+        "name": "primary", "side": "backup", "wanted": "backup", "serving": "backup", "port": 8101, "since": 0,
+        "lowered": None}
 
 
 def test_a_pause_is_degraded() -> None:
@@ -87,6 +89,15 @@ def test_an_urgent_incident_is_degraded_and_a_warning_is_not(class_: str, health
     (incident,) = document["incidents"]
     assert incident["class"] == class_ and incident["service"] == "primary" and incident["opened"] == WALL + 5
     assert set(incident) == {"id", "service", "class", "urgency", "text", "opened"}
+
+
+def test_a_service_that_is_lowered_is_degraded_and_says_since_when_and_why() -> None:
+    scene = Scene(plan(seqs=64, backup_seqs=16)).serve()
+    for at in range(10, 131, 10):
+        scene.scrape(at, at=float(at), kv=0.99, waiting=5.0)
+    document = told(scene)
+    assert document["health"] == "degraded"
+    assert document["services"][0]["lowered"] == {"to": 16, "since": WALL + 130, "why": "kv_pressure of primary"}
 
 
 # -- engines

@@ -274,18 +274,18 @@ def test_an_idle_engine_that_serves_is_not_stuck() -> None:
 
 # -- metrics
 
-def test_kv_pressure_is_raised_after_a_minute() -> None:
+def test_kv_pressure_is_raised_after_two_minutes() -> None:
     scene = serving()
     scene.feed(e.Scraped(10.0, M, metrics(1, kv=0.99, waiting=5.0)))
-    scene.feed(e.Scraped(69.0, M, metrics(2, kv=0.99, waiting=5.0)))
+    scene.feed(e.Scraped(129.0, M, metrics(2, kv=0.99, waiting=5.0)))
     assert scene.alerts() == []
-    scene.feed(e.Scraped(70.0, M, metrics(3, kv=0.99, waiting=5.0)))
+    scene.feed(e.Scraped(130.0, M, metrics(3, kv=0.99, waiting=5.0)))
     assert scene.alerts() == [("opened", "kv_pressure")]
 
 
 def test_a_scrape_that_failed_neither_raises_nor_clears() -> None:
     scene = serving()
-    for at in (10.0, 70.0):
+    for at in (10.0, 130.0):
         scene.feed(e.Scraped(at, M, metrics(at, kv=0.99, waiting=5.0)))
     scene.feed(e.Scraped(500.0, M, Unknown(500.0, "refused")))
     assert [watch.raised for watch in scene.world.watches if watch.class_ == "kv_pressure"] == [True]

@@ -115,7 +115,7 @@ def test_a_disk_is_low_when_less_is_free_than_wanted() -> None:
 def test_a_full_kv_cache_counts_only_while_requests_wait() -> None:
     (idle,), (busy,) = of_metrics("e", metrics(kv=0.97), LEVELS), of_metrics("e", metrics(kv=0.97, waiting=3.0), LEVELS)
     assert (idle.value, busy.value) == (0.0, 0.97)
-    assert (busy.class_, busy.subject, busy.threshold, busy.after_s, busy.margin) == ("kv_pressure", "e", 0.95, 60, 0.02)
+    assert (busy.class_, busy.subject, busy.threshold, busy.after_s, busy.margin) == ("kv_pressure", "e", 0.95, 120, 0.02)
     assert busy.text == "KV cache 97% full, 3 waiting"
     (unknown,) = of_metrics("e", metrics(kv=0.97, waiting=None), LEVELS)
     assert unknown.value == 0.0 and unknown.text == "KV cache 97% full, 0 waiting"

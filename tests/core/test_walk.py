@@ -14,19 +14,23 @@ from tests.core.scenes import finding
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core import events as e
 from vllm_watchdog.core.advance import advance
-from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan
+from vllm_watchdog.core.failover import Side
+from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Thresholds
 from vllm_watchdog.core.policy import AT_REST, HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Health, Holder, Metrics, Progress
 from vllm_watchdog.core.world import Engine, World, next_deadline
 
 LIMITS = Limits(budget=1, window_s=1e9, dead_s=0.5)
 PLAN = Plan(
-    engines=(EnginePlan("primary", 1, limits=LIMITS), EnginePlan("backup", 2, backup_for="primary", limits=LIMITS)),
+    engines=(EnginePlan("primary", 1, limits=LIMITS, max_seqs=64),
+             EnginePlan("backup", 2, backup_for="primary", limits=LIMITS, max_seqs=16)),
+    thresholds=Thresholds(kv_cache_after_s=0, clear_after_s=10),
     failover=FailoverPlan(after_failures=1),
     confirm_s=1e9,      # when incidents end has tests of its own; here it would only multiply the states
 )
 STRANGER = Holder(7, "nginx")
 STILL = Metrics(Progress(1, 1, 1, 1), running=1, waiting=0, kv_usage=0.5)
+FULL = replace(STILL, waiting=1, kv_usage=1.0)
 JUDGED = (Phase.SERVING, Phase.SUSPECT)
 ENOUGH = 2_000_000
 
@@ -46,8 +50,9 @@ def key(scene: Scene) -> object:
         return (life.phase, life.wanted, min(len(life.failures), 2), life.charged, life.again, bool(life.doom),
                 engine.phase in JUDGED and (pulse.asked_at is not None, pulse.missed_at is not None, pulse.counted))
 
-    return (tuple(of(engine) for engine in world.engines), world.services[0].side, world.stopping, scene.children,
-            scene.leaders)
+    service = world.services[0]
+    return (tuple(of(engine) for engine in world.engines), service.side, service.lowering.to, world.stopping,
+            scene.children, scene.leaders)
 
 
 def happenings(scene: Scene) -> Iterator[e.Event]:
@@ -86,6 +91,7 @@ def _of(engine: Engine, scene: Scene, at: float) -> Iterator[e.Event]:
         yield e.Probed(at, mark, Health.REFUSED)
     if engine.phase in JUDGED:
         yield e.Scraped(at, mark, STILL)
+        yield e.Scraped(at, mark, FULL)
     if engine.pulse.asked_at is not None and engine.phase in JUDGED:
         yield e.Answered(at, mark, True, 0.1)
         yield e.Answered(at, mark, False, 1.0)
@@ -121,6 +127,10 @@ def check(before: Scene, event: e.Event, after: Scene, commands: tuple[c.Command
     for engine in world.engines:
         assert (engine.phase in HAS_CHILD) == (engine.name in after.children), (engine.name, engine.phase)
         assert len(engine.life.failures) <= LIMITS.budget + 1 or engine.phase in AT_REST or engine.phase in HAS_CHILD
+    service, was = world.services[0], before.world.services[0].lowering.to
+    assert service.lowering.to is None or (service.side is Side.PRIMARY and service.lowering.to == 16)
+    if service.lowering.to is not None and was is None:
+        assert not any(isinstance(command, c.Term | c.Kill | c.Spawn) for command in commands), "lowering restarts nothing"
     if isinstance(event, e.Tick):
         assert next_deadline(world) > event.at, "the loop would spin"
 
@@ -142,6 +152,7 @@ def walk() -> int:
                 seen.add(taken)
                 todo.append(lean)
     assert {engine[0] for state in seen for engine in state[0]} >= HAS_CHILD - {Phase.DOZING, Phase.ASLEEP, Phase.WAKING}
+    assert {state[2] for state in seen} == {None, 16}
     return steps
 
 

@@ -19,6 +19,7 @@ from vllm_watchdog.core import events as e
 from vllm_watchdog.core import gate
 from vllm_watchdog.core.advance import advance
 from vllm_watchdog.core.codec import encode
+from vllm_watchdog.core.failover import Side
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import EnginePlan, Failback, FailoverPlan, Limits, Plan, Standby, Thresholds
 from vllm_watchdog.core.policy import AT_REST, HAS_CHILD, Phase
@@ -29,21 +30,24 @@ from vllm_watchdog.core.standby import READY
 from vllm_watchdog.core.world import World, next_deadline, remembered
 
 LIMITS = Limits(load_s=100, load_idle_s=50, suspect_s=20, suspect_blind_s=40, budget=2, backoff_max_s=10)
-LEVELS = Thresholds(vram_warn=((0, 0.90),), vram_degrade=((0, 0.95),), degrade_after_s=30, rss_bytes=8 * scenes.GIB)
+LEVELS = Thresholds(vram_warn=((0, 0.90),), vram_degrade=((0, 0.95),), degrade_after_s=30, rss_bytes=8 * scenes.GIB,
+                    kv_cache_after_s=20)
 FAILOVER = FailoverPlan(stable_s=60)
+FEWER = {"seqs": 64, "backup_seqs": 16}
 SLEEPING, HOT = Standby.SLEEPING, Standby.HOT
 PLANS = (
     scenes.plan(backup=False, limits=LIMITS),
     scenes.plan(limits=LIMITS, failover=FAILOVER),
     scenes.plan(gpus=(0,), share=0.6, limits=LIMITS, thresholds=LEVELS, failover=FAILOVER),
+    scenes.plan(gpus=(0,), share=0.6, limits=LIMITS, thresholds=LEVELS, failover=FAILOVER, **FEWER),
     scenes.plan(gpus=(0,), share=0.6, backup_gpus=(1,), limits=LIMITS, failover=FAILOVER),
     Plan((EnginePlan("primary", 8100, (0,), 0.6, limits=LIMITS), EnginePlan("other", 8200, (0,), 0.3, limits=LIMITS),
           EnginePlan("backup", 8101, (0,), 0.6, backup_for="primary", limits=LIMITS)), LEVELS,
          FailoverPlan(failback=Failback.AUTO, stable_s=60)),
     scenes.plan(limits=LIMITS, failover=FAILOVER, standby=SLEEPING),
-    scenes.plan(gpus=(0,), share=0.6, limits=LIMITS, thresholds=LEVELS, failover=FAILOVER, standby=SLEEPING),
+    scenes.plan(gpus=(0,), share=0.6, limits=LIMITS, thresholds=LEVELS, failover=FAILOVER, standby=SLEEPING, **FEWER),
     scenes.plan(gpus=(0,), share=0.6, backup_gpus=(1,), limits=LIMITS, failover=FAILOVER, standby=SLEEPING),
-    scenes.plan(gpus=(0,), share=0.4, limits=LIMITS, failover=FAILOVER, standby=HOT),
+    scenes.plan(gpus=(0,), share=0.4, limits=LIMITS, thresholds=LEVELS, failover=FAILOVER, standby=HOT, **FEWER),
     scenes.plan(limits=LIMITS, failover=FAILOVER, standby=HOT),
 )
 CLASSES = ("oom_runtime", "engine_dead_v1", "bad_args", "cuda_hw", "startup_kv_insufficient", "compile_failure", "shm_stall",
@@ -298,6 +302,22 @@ class WorldMachine(RuleBasedStateMachine):
         self.neighbour_gib = neighbour
         self.feed(e.GpusSampled(self.now, self.cards()))
 
+    @rule(neighbour=st.sampled_from([0.0, 40.0]), full=st.booleans(), times=st.sampled_from([4, 8, 16]))
+    def memory_is_short_or_not_for_a_while(self, neighbour: float, full: bool, times: int) -> None:
+        self.neighbour_gib = neighbour
+        for _ in range(times):
+            self.feed(e.Tick(self.now + 5))
+            self.feed(e.GpusSampled(self.now, self.cards()))
+            self.tokens += 1
+            for mark in self.living():
+                self.feed(e.Scraped(self.now, mark, metrics(self.tokens, 1.0, float(full), 0.99 if full else 0.2)))
+
+    @precondition(lambda self: all(proc.killable for proc in self.procs.values()))
+    @rule(times=st.integers(3, 8))
+    def the_world_cooperates_for_a_while(self, times: int) -> None:
+        for _ in range(times):
+            self.settle()
+
     @rule()
     def gpus_fall_silent(self) -> None:
         self.feed(e.GpusSampled(self.now, Unknown(self.now, "no answer")))
@@ -381,6 +401,12 @@ class WorldMachine(RuleBasedStateMachine):
             wanted = {engine.name for engine in pair if engine.life.wanted}
             both = service.standby is not Standby.COLD or gate.fit_together(pair[0].plan, pair[-1].plan)
             assert both or wanted <= {service.wanted}
+
+    @invariant()
+    def only_a_primary_is_lowered_and_only_to_what_its_backup_takes(self) -> None:
+        for service in self.world.services:
+            assert service.lowering.to is None or (service.side is Side.PRIMARY and service.lowering.to == 16)
+            assert service.lowering.to is None or self.world.stopping or self.world.incident(service.name)
 
     @invariant()
     def who_sleeps_is_known_to_sleep(self) -> None:

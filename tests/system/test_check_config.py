@@ -60,8 +60,14 @@ def test_a_good_file_shows_each_engines_full_command_line() -> None:
 def test_thresholds_are_shown_as_they_hold_for_each_card_and_doubts_are_said() -> None:
     _, out, _ = run(GOOD)
     assert "GPU 0: engines take 0.9 of its memory, warn at 0.85, degrade over 0.975 for 120 s\n" in out
+    assert "when VRAM or KV cache of primary stay over them: the gateway lets 16 requests through at a time\n" in out
     assert "RSS of an engine: warn at 8 GiB\n" in out
     assert "warning: thresholds.vram_warn: 0.85 of GPU 0 is crossed as long as its engines take 0.9\n" in out
+
+
+def test_a_backup_that_takes_as_many_requests_is_said_to_lower_nothing() -> None:
+    _, out, _ = run(GOOD.replace("= 16", "= 64"))
+    assert "stay over them: nothing but an alert, or failover: backup has no lower max-num-seqs\n" in out
 
 
 def test_no_secret_is_shown() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from tests.system.harness import Doc, Watchdog, backup, engine, free_port
+from tests.system.harness import HASTY, Doc, Watchdog, backup, engine, free_port
 
 pytestmark = pytest.mark.slow
 
@@ -118,5 +119,61 @@ def test_an_operators_restart_costs_clients_a_pause_and_blames_nobody(make: Make
         clients.more(host)
         assert host.cli("restart", "primary").code == 0
         host.serving("primary", after=1)
+        clients.more(host)
+    assert set(clients.answers) == {"200"}, clients.answers
+
+
+def running(host: Watchdog) -> int:
+    """How many requests the primary says it works at."""
+    text = requests.get(host.url("primary") + "/metrics", timeout=5).text
+    found = re.search(r"^vllm:num_requests_running\S* (\S+)$", text, re.MULTILINE)
+    assert found, text
+    return int(float(found[1]))
+
+
+def test_memory_over_its_limit_lets_fewer_requests_through_until_it_falls_and_restarts_nothing(
+        make: Make, tmp_path: Path) -> None:
+    engines, listen = pair("cold")
+    engines["primary"]["args"] |= {"max-num-seqs": 64}
+    engines["backup"]["args"] |= {"max-num-seqs": 2, "gpu-memory-utilization": 0.5}
+    card = simulated_card(tmp_path / "card")
+    neighbour = tmp_path / "card" / f"{os.getpid()}.json"       # it is ourselves who hold the memory
+    host = make(engines, env=card, gateway=listen, program=HASTY, thresholds={"degrade_after_s": 6})
+    host.start()
+    host.serving("primary")
+    with gateway(host), Clients(f"http://{listen['listen']}") as clients:
+        host.until(lambda: running(host) > 2, "the clients do not ask all at once")
+        neighbour.write_text(json.dumps({"pid": os.getpid(), "gpu": 0, "used_bytes": 30 * 10**9}))
+        host.until(lambda: host.said("service.lowered"), "it is not lowered")
+        clients.more(host)      # what was under way is answered by now
+        most = 0
+        before = clients.answers.total()
+        while clients.answers.total() < before + 2 * CLIENTS:
+            most = max(most, running(host))
+        neighbour.unlink()
+        status = host.until(host.status, "no status")
+        host.until(lambda: host.said("service.restored"), "it does not recover")
+        host.until(lambda: running(host) > 2, "the clients are not let through all at once again")
+    assert most == 2
+    assert (status["health"], status["services"][0]["lowered"]["to"]) == ("degraded", 2)
+    assert set(clients.answers) == {"200"}, clients.answers
+    assert not host.said("service.failover") and host.engine("primary")["generation"] == 1
+    lowered = host.said("service.lowered")
+    assert [(line["to"], line["because"]) for line in lowered] == [("2", "vram_degrade of gpu0")]
+    row = host.until(lambda: host.incident("primary"), "no incident")
+    assert "lowered" in [entry["what"] for entry in row["incident"]["timeline"]]
+
+
+def test_a_full_kv_cache_lets_fewer_requests_through_and_status_says_so(make: Make, tmp_path: Path) -> None:
+    engines, listen = pair("cold")
+    engines["primary"]["args"] |= {"max-num-seqs": 64, "sim-kv-tokens": 64}
+    engines["backup"]["args"] |= {"max-num-seqs": 2}
+    host = make(engines, env=simulated_card(tmp_path / "card"), gateway=listen, program=HASTY,
+                thresholds={"kv_cache": 0.4, "kv_cache_after_s": 0.5})
+    host.start()
+    host.serving("primary")
+    with gateway(host), Clients(f"http://{listen['listen']}") as clients:
+        host.until(lambda: host.said("service.lowered"), "it is not lowered")
+        host.until(lambda: "  lowered to 2 requests at a time, since " in host.cli("status").out, "status says nothing")
         clients.more(host)
     assert set(clients.answers) == {"200"}, clients.answers

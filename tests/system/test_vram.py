@@ -69,6 +69,7 @@ def test_memory_over_the_threshold_is_documented_and_then_the_backup_takes_over(
     assert raised[:2] == ["vram_high", "vram_degrade"]
     turns = [(line["service"], line["because"]) for line in host.said("service.failover")]
     assert turns == [("leaks", "degraded")]
+    assert [(line["service"], line["to"]) for line in host.said("service.lowered")] == [("leaks", "16")], "tried before"
     assert not os.path.exists(f"/proc/{first['pid']}")
     row = host.until(lambda: host.incident("leaks"), "no incident")
     folder = host.bundle(row)

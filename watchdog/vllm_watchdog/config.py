@@ -42,7 +42,7 @@ from vllm_watchdog.config_sources import (
 )
 from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Standby, Thresholds
 from vllm_watchdog.gateway_plan import MIB, GatewayPlan
-from vllm_watchdog.launch import UNSET, Arg, Launch, command_line, environment, served_names
+from vllm_watchdog.launch import UNSET, Arg, Launch, command_line, environment, most_at_once, served_names
 
 __all__ = ["ConfigError", "Launch", "Settings", "load"]
 
@@ -103,8 +103,9 @@ class Settings(BaseSettings):
             budget=self.restart.budget,
             window_s=self.restart.window_s,
         )
-        share = share_of(_set(engine.args))
-        return EnginePlan(name, engine.port, engine.gpus, share, engine.backup_for, engine.standby, limits)
+        args = _set(engine.args)
+        return EnginePlan(name, engine.port, engine.gpus, share_of(args), engine.backup_for, engine.standby, limits,
+                          most_at_once(args))
 
     def _thresholds(self, engines: tuple[EnginePlan, ...]) -> Thresholds:
         asked = self.thresholds

@@ -116,6 +116,15 @@ def served_names(model: str, args: Mapping[str, Arg]) -> tuple[str, ...]:
     return tuple(map(str, names)) if isinstance(names, list) and names else (str(names or model),)
 
 
+def most_at_once(args: Mapping[str, Arg]) -> int | None:
+    """How many requests run at a time; None where args do not say.  --max-num-seqs counts for each data-parallel engine."""
+    try:
+        most = int(str(args["max-num-seqs"])) * int(str(args.get("data-parallel-size", 1)))
+    except (KeyError, ValueError):
+        return None
+    return most if most > 0 else None       # vLLM itself refuses any other
+
+
 def unknown_flags(argv: Iterable[str]) -> tuple[str, ...]:
     """A sentence for each word of a vLLM command line that newer versions refuse with exit status 2."""
     said = []

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from vllm_watchdog.config import ConfigError, Launch, Settings, load
 from vllm_watchdog.config_levels import card_shares
+from vllm_watchdog.core.lowering import limit
 from vllm_watchdog.core.plan import Plan
 from vllm_watchdog.launch import masked, masked_env
 
@@ -33,6 +34,7 @@ def _lines(settings: Settings) -> Iterator[str]:
     for name, launch in settings.launches().items():
         yield from _engine(settings, name, launch)
     yield from _thresholds(plan)
+    yield from _lowering(plan)
     yield f"alerts: {', '.join(settings.alerts.channels) or 'no channel, nobody is told'}"
     yield f"state in {settings.daemon.state_dir}, logs in {settings.daemon.log_dir}"
     yield from (f"warning: {line}" for line in settings.warnings())
@@ -67,3 +69,13 @@ def _thresholds(plan: Plan) -> Iterator[str]:
     if levels.rss_slope_mib_per_min is not None:
         yield f"RSS of an engine: warn when it grows by {levels.rss_slope_mib_per_min:g} MiB a minute"
     yield f"disk of the logs: warn under {levels.disk_free_bytes / 2**30:g} GiB free"
+
+
+def _lowering(plan: Plan) -> Iterator[str]:
+    """What is done first when a primary's memory stays over its thresholds."""
+    for backup in plan.engines:
+        if backup.backup_for is not None:
+            to = limit(plan.engine(backup.backup_for), backup)
+            done = f"the gateway lets {to} requests through at a time" if to is not None else \
+                f"nothing but an alert, or failover: {backup.name} has no lower max-num-seqs"
+            yield f"when VRAM or KV cache of {backup.backup_for} stay over them: {done}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_watchdog.core.failover import Service
+from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.policy import HAS_CHILD
 from vllm_watchdog.core.report import serving
 from vllm_watchdog.core.world import World
@@ -13,21 +14,28 @@ from vllm_watchdog.launch import Launch
 
 
 def route(world: World, launches: Mapping[str, Launch]) -> list[dict[str, Any]]:
-    """One object a service: `name`, `models`, `serving` (engine, generation, host, port, or None), `why`, `planned`."""
+    """One object a service: `name`, `models`, `serving` (engine, generation, host, port, or None), `max_concurrent`, `why`,
+    `planned`."""
     return [_service(world, service, launches) for service in world.services]
 
 
 def _service(world: World, service: Service, launches: Mapping[str, Launch]) -> dict[str, Any]:
     names = [name for name in (service.name, service.backup) if name]
     name = serving(world, service)
-    wanted = world.engine(service.wanted)
+    wanted, lowering = world.engine(service.wanted), service.lowering
     return {
         "name": service.name,
         "models": sorted({model for each in names for model in launches[each].models}),
         "serving": _target(world, name, launches[name]) if name else None,
-        "why": "" if name else f"{wanted.name} is {wanted.phase}",
+        "max_concurrent": lowering.to,
+        "why": _why(lowering) if name else f"{wanted.name} is {wanted.phase}",
         "planned": name is None and not any(_failed(world, each) for each in names),
     }
+
+
+def _why(lowering: Lowering) -> str:
+    """Told to a client that has waited for too long."""
+    return "" if lowering.to is None else f"only {lowering.to} requests run at a time ({lowering.why})"
 
 
 def _failed(world: World, name: str) -> bool:

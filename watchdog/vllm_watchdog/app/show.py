@@ -18,6 +18,9 @@ def status(doc: dict[str, Any]) -> str:
         serving = service["serving"] or "nobody"
         lines.append(f"service {service['name']}: {serving} serves on port {service['port']}, "
                      f"{service['side']} is meant to, since {_when(service['since'])}")
+        if lowered := service.get("lowered"):
+            lines.append(f"  lowered to {lowered['to']} requests at a time, since {_when(lowered['since'])}: "
+                         f"{lowered['why']}")
     lines += ["", *table(("ENGINE", "PHASE", "GEN", "PID", "PORT", "GPUS", "RSS", "KV", "RUN", "WAIT", "SINCE"),
                          (_engine(engine) for engine in doc["engines"]))]
     lines += [f"  {engine['name']}: {line}" for engine in doc["engines"] for line in _notes(engine)]

@@ -14,6 +14,7 @@ from vllm_watchdog.core.commands import Adopt, Kill
 from vllm_watchdog.core.events import Booted, Survivor
 from vllm_watchdog.core.failover import Service, Side
 from vllm_watchdog.core.incidents import Incident, Urgency
+from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.plan import EnginePlan, Standby
 from vllm_watchdog.core.policy import Phase, Sign, State
@@ -109,9 +110,12 @@ def _services(event: Booted, memory: Memory, running: dict[str, Survivor | None]
         only_backup = backup is not None and running[backup] is not None and running[primary.name] is None
         before = known.get(primary.name, ServiceMemory(primary.name, on_backup=False, turned_at=-inf))
         side = Side.BACKUP if backup and (before.on_backup or only_backup) else Side.PRIMARY
-        turned_at = before.turned_at if memory.boot_id == event.boot_id else -inf
         standby = event.plan.engine(backup).standby if backup else Standby.COLD
-        services.append(Service(primary.name, backup, standby, side, since=event.at, turned_at=turned_at))
+        service = Service(primary.name, backup, standby, side, since=event.at)
+        if memory.boot_id == event.boot_id:
+            service = replace(service, turned_at=before.turned_at, patience=before.patience,
+                              lowering=before.lowering if side is Side.PRIMARY else Lowering())
+        services.append(service)
     return services
 
 

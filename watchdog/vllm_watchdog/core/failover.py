@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 from math import inf
 
+from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.plan import Failback, FailoverPlan, Standby
 
 PATIENCE_MAX = 16.0     # times stable_s, 2.7 hours by default: longer is a human's work
@@ -26,7 +27,7 @@ class Hint(StrEnum):
     NONE = ""
     FAILURES = auto()       # the primary failed more often than a restart is tried
     OOM_AGAIN = auto()      # it ran out of memory twice within the window
-    DEGRADED = auto()       # its VRAM stayed over the threshold
+    DEGRADED = auto()       # its VRAM stayed over the threshold, and fewer requests at a time did not help
     HELD = auto()           # it is held, or can't be killed
     OPERATOR = auto()
     DOWN = auto()           # the one that serves failed, and the other can serve at once
@@ -51,6 +52,7 @@ class Service:
     serving_since: float = inf
     idle_since: float = inf
     patience: float = 1.0           # times stable_s: doubled by each failover that follows soon on a failback
+    lowering: Lowering = Lowering()
 
     @property
     def wanted(self) -> str:
@@ -64,7 +66,8 @@ class Facts:
 
     failures: int = 0           # of the primary, within the window and since the last change of sides
     ooms: int = 0
-    degraded: bool = False
+    degraded: bool = False      # its card is over its threshold, and lowering did not help, or can't
+    card_full: bool = False     # it is, or was a moment ago
     primary_held: bool = False  # or wedged: no further try without a human
     backup_held: bool = False
     backup_usable: bool = True  # False: it stands on the card that failed
@@ -114,8 +117,8 @@ def _back(service: Service, at: float, facts: Facts, plan: FailoverPlan) -> Hint
     if facts.down and facts.primary_serves:
         return Hint.DOWN
     stable = at - service.serving_since >= plan.stable_s * service.patience
-    if facts.degraded or plan.failback is Failback.MANUAL or not stable:
-        return Hint.NONE            # degraded: the card that drove the primary away is still full
+    if facts.card_full or plan.failback is Failback.MANUAL or not stable:
+        return Hint.NONE
     if facts.fit:
         return Hint.STABLE if facts.primary_serves else Hint.PREPARE
     idle = plan.failback is Failback.AUTO or at - service.idle_since >= plan.idle_s
@@ -128,4 +131,5 @@ def turned(service: Service, at: float, plan: FailoverPlan) -> Service:
     soon = at - service.turned_at < 2 * plan.stable_s
     patience = service.patience if not away else min(service.patience * 2, PATIENCE_MAX) if soon else 1.0
     side = Side.BACKUP if away else Side.PRIMARY
-    return replace(service, side=side, since=at, turned_at=at, serving_since=inf, idle_since=inf, patience=patience)
+    return replace(service, side=side, since=at, turned_at=at, serving_since=inf, idle_since=inf, patience=patience,
+                   lowering=Lowering())

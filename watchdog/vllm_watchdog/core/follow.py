@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from vllm_watchdog.core import failover, gate, incidents, liveness, standby
+from vllm_watchdog.core import failover, gate, incidents, liveness, lowering, standby
 from vllm_watchdog.core.commands import Ask, Quit
-from vllm_watchdog.core.failover import Facts, Hint, Service
-from vllm_watchdog.core.incidents import Incident
+from vllm_watchdog.core.failover import Facts, Hint, Service, Side
+from vllm_watchdog.core.incidents import Incident, Urgency
 from vllm_watchdog.core.liveness import Life
 from vllm_watchdog.core.policy import Phase, Sign
 from vllm_watchdog.core.readings import Metrics, Unknown
 from vllm_watchdog.core.sampled import GPUS_LOST, watches_of
+from vllm_watchdog.core.symptoms import Watch
 from vllm_watchdog.core.turn import HOST, Turn
-from vllm_watchdog.core.world import Engine, due_at
+from vllm_watchdog.core.world import Engine, World, due_at
 
 JUDGED = frozenset({Phase.SERVING, Phase.SUSPECT})
 ROUNDS = 8      # one failure can time out, settle, back off by nothing, pass the gate and spawn in one turn
@@ -109,14 +110,44 @@ def _service(turn: Turn, name: str) -> None:
     service = world.service(name)
     facts = _facts(turn, service)
     service = failover.observe(service, turn.at, facts)
+    watches = lowering.answered(world.watches, world.engine(name).plan)
+    service = replace(service, lowering=lowering.observe(service.lowering, turn.at, watches))
     turn.world = world.with_service(service)
     if world.stopping or world.paused:
         return
+    if service.side is Side.PRIMARY:
+        _lower(turn, service, watches)
     why = failover.hint(service, turn.at, facts, world.plan.failover)
     if why is Hint.PREPARE:
         turn.sign(service.name, Sign.WANT)
     elif why is not Hint.NONE:
         turn_service(turn, service, why)
+
+
+def _lower(turn: Turn, service: Service, watches: tuple[Watch, ...]) -> None:
+    """Fewer requests at a time while memory is short, and as many as come again when it has been calm."""
+    plan, now, to = turn.world.plan, service.lowering, _limit(turn.world, service)
+    raised = [watch for watch in watches if watch.raised]
+    if now.to is None and to is not None and raised:
+        why = ", ".join(f"{watch.class_} of {watch.subject}" for watch in raised)
+        now = lowering.begun(now, turn.at, to, why, plan.failover.stable_s)
+        turn.symptom(service.name, raised[0].class_, Urgency.WARNING, why)      # who shares the card has an incident too
+        turn.say("service.lowered", service=service.name, to=to, because=why)
+        turn.note(service.name, "lowered", f"the gateway lets {to} requests through at a time, because: {why}")
+    elif now.to is not None and lowering.over(now, turn.at, watches, plan.thresholds.clear_after_s):
+        after = f"{turn.at - now.since:.0f}"
+        turn.say("service.restored", service=service.name, after_s=after)
+        turn.cleared(service.name, f"lowering, after {after} s: the gateway lets through what comes")
+        now = lowering.ended(now, turn.at)
+    turn.world = turn.world.with_service(replace(service, lowering=now))
+
+
+def _limit(world: World, service: Service) -> int | None:
+    """What the service can be lowered to now: only a primary that serves has requests to be spared."""
+    primary = world.engine(service.name)
+    if service.backup is None or primary.phase not in JUDGED:
+        return None
+    return lowering.limit(primary.plan, world.engine(service.backup).plan)
 
 
 def turn_service(turn: Turn, service: Service, why: Hint, start: Sign = Sign.WANT) -> None:
@@ -127,7 +158,7 @@ def turn_service(turn: Turn, service: Service, why: Hint, start: Sign = Sign.WAN
     name = "failover" if service.wanted != service.name else "failback"
     turn.say(f"service.{name}", service=service.name, leaving=leaving, to=service.wanted, because=why)
     turn.note(service.name, name, f"{leaving} -> {service.wanted}, because: {why}")
-    if not standby.stays(service, leaving):
+    if why is Hint.DEGRADED or not standby.stays(service, leaving):     # only its end frees memory: a hot one starts anew
         turn.sign(leaving, Sign.UNWANT)
     turn.sign(service.wanted, start)
 
@@ -135,13 +166,15 @@ def turn_service(turn: Turn, service: Service, why: Hint, start: Sign = Sign.WAN
 def _facts(turn: Turn, service: Service) -> Facts:
     world, primary = turn.world, turn.world.engine(service.name)
     limits, serving = primary.plan.limits, world.engine(service.wanted)
-    cards = {f"gpu{gpu}" for gpu in primary.plan.gpus}
+    watches = lowering.answered(world.watches, primary.plan)
+    possible, after_s = _limit(world, service) is not None, world.plan.thresholds.degrade_after_s
     charged = [at for at in primary.life.failures if at > turn.at - limits.window_s]
     counts_from = max(turn.at - limits.window_s, service.turned_at)
     facts = Facts(
         failures=sum(at > counts_from for at in charged),
         ooms=sum(at > counts_from for at in primary.ooms),
-        degraded=any(w.raised and w.class_ == "vram_degrade" and w.subject in cards for w in world.watches),
+        degraded=lowering.failed(service.lowering, turn.at, watches, possible, after_s),
+        card_full=any(watch.raised and watch.class_ == lowering.VRAM for watch in watches),
         primary_held=_given_up(primary) or len(charged) > limits.budget,
         serving=serving.phase is Phase.SERVING,
         idle=_idle(serving),
@@ -186,11 +219,12 @@ def _recovered(turn: Turn) -> None:
     for incident in turn.world.incidents:
         if incident.wall_resolved is not None:
             continue
-        raised = any(watch.raised for watch in watches_of(turn.world, incident.service)) or _still_blind(turn, incident)
+        left = any(watch.raised for watch in watches_of(turn.world, incident.service)) or _still_blind(turn, incident)
         since = incident.touched_at
         if incident.service != HOST:
-            since = max(since, turn.world.service(incident.service).serving_since)
-        if not raised and turn.at - since >= confirm_s and since != inf:
+            service = turn.world.service(incident.service)
+            since, left = max(since, service.serving_since), left or service.lowering.to is not None
+        if not left and turn.at - since >= confirm_s and since != inf:
             text = f"calm for {turn.at - since:.0f} s"
             turn.world = turn.world.with_incident(incidents.resolved(incident, turn.at, turn.wall, text))
             turn.say("incident.resolved", incident=incident.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vllm_watchdog.core.incidents import Incident
+from vllm_watchdog.core.lowering import Lowering
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class ServiceMemory:
     name: str
     on_backup: bool
     turned_at: float
+    patience: float = 1.0
+    lowering: Lowering = Lowering()
 
 
 @dataclass(frozen=True, slots=True)

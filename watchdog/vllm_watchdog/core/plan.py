@@ -50,7 +50,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """One engine.  `gpus` empty: no card is assigned.  `vram_share`: of each card, None where args do not say."""
+    """One engine.  `gpus` empty: no card is assigned.  `vram_share`: of each card, None where args do not say.
+
+    `max_seqs`: requests that run at a time, None where args do not say.
+    """
 
     name: str
     port: int
@@ -59,6 +62,7 @@ class EnginePlan:
     backup_for: str | None = None
     standby: Standby = Standby.COLD
     limits: Limits = Limits()
+    max_seqs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,11 @@ class Thresholds:
 
     vram_warn: tuple[tuple[int, float], ...] = ()
     vram_degrade: tuple[tuple[int, float], ...] = ()
-    degrade_after_s: float = 120
+    degrade_after_s: float = 120    # over it this long: fewer requests at a time; and again, in vain: the backup
     vram_growth: float = 0.05       # of the card, over the level after warm-up
     warm_up_s: float = 300          # torch's cache still grows in the first minutes after ready
     kv_cache: float = 0.95
-    kv_cache_after_s: float = 60
+    kv_cache_after_s: float = 120   # full, and requests wait, for this long: fewer requests at a time
     rss_bytes: int | None = None
     rss_slope_mib_per_min: float | None = None
     disk_free_bytes: int = 2 << 30

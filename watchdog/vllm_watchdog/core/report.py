@@ -8,6 +8,7 @@ from typing import Any
 from vllm_watchdog.core import liveness
 from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.follow import JUDGED
+from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
 from vllm_watchdog.core.turn import DAY_S
@@ -54,7 +55,8 @@ def _health(world: World, services: list[dict[str, Any]]) -> str:
     urgent = any(incident.urgency.rank > 0 for incident in world.incidents)
     on_backup = any(service["side"] == "backup" for service in services)
     suspect = any(engine.phase is Phase.SUSPECT for engine in world.engines)
-    return "degraded" if urgent or on_backup or suspect or world.paused else "healthy"
+    lowered = any(service["lowered"] for service in services)
+    return "degraded" if urgent or on_backup or suspect or lowered or world.paused else "healthy"
 
 
 def _service(world: World, service: Service) -> dict[str, Any]:
@@ -65,7 +67,15 @@ def _service(world: World, service: Service) -> dict[str, Any]:
         "serving": serving(world, service),
         "port": world.engine(service.wanted).plan.port,
         "since": _wall(world, service.since),
+        "lowered": _lowered(world, service.lowering),
     }
+
+
+def _lowered(world: World, lowering: Lowering) -> dict[str, Any] | None:
+    """`to`: requests that the gateway lets through at a time."""
+    if lowering.to is None:
+        return None
+    return {"to": lowering.to, "since": _wall(world, lowering.since), "why": lowering.why}
 
 
 def _engine(world: World, engine: Engine) -> dict[str, Any]:

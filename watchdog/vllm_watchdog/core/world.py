@@ -8,6 +8,7 @@ from math import inf
 from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.incidents import Incident
 from vllm_watchdog.core.liveness import Pulse
+from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.plan import EnginePlan, Plan
 from vllm_watchdog.core.policy import AT_REST, NAPPING, ONLY_WHEN_ACTIVE, Phase, State
@@ -153,7 +154,14 @@ def remembered(world: World) -> Memory:
             for engine in world.engines
         ),
         services=tuple(
-            ServiceMemory(service.name, service.wanted != service.name, service.turned_at) for service in world.services
+            ServiceMemory(
+                name=service.name,
+                on_backup=service.wanted != service.name,
+                turned_at=service.turned_at,
+                patience=service.patience,
+                lowering=Lowering() if forgiven else replace(service.lowering, calm_since=inf),
+            )
+            for service in world.services
         ),
         incidents=world.incidents,
         paused=world.paused,

@@ -1,0 +1,50 @@
+"""The route document that the daemon publishes, read as the gateway reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.core.scenes import Scene, mark, plan
+
+from vllm_watchdog.app.route import route
+from vllm_watchdog.core import events as e
+from vllm_watchdog.gateway.routes import Service, Target, parse_route
+from vllm_watchdog.launch import Launch
+
+LAUNCHES = {
+    name: Launch(name, ("vllm",), (), Path(), "127.0.0.1", port, models, None, Path(f"{name}.log"))
+    for name, port, models in (("primary", 8100, ("m",)), ("backup", 8101, ("m", "small")))
+}
+
+
+def read(scene: Scene) -> Service:
+    (service,) = parse_route({"version": 1, "services": route(scene.world, LAUNCHES)}).services
+    return service
+
+
+def test_it_names_who_serves_or_why_nobody_does() -> None:
+    scene = Scene(plan())
+    assert read(scene) == Service("primary", ("m", "small"), None, None, "primary is starting", planned=True)
+    scene.serve()
+    assert read(scene) == Service("primary", ("m", "small"), Target("primary", 1, "127.0.0.1", 8100))
+
+
+def test_an_engine_that_failed_was_not_stopped_on_purpose() -> None:
+    scene = Scene(plan()).serve()
+    scene.ask("restart", "primary")
+    assert read(scene).planned
+    scene = Scene(plan()).serve()
+    scene.feed(e.Exited(10.0, mark("primary#1"), 1))
+    assert not read(scene).planned
+
+
+def test_a_lowered_service_lets_so_many_through_at_a_time_and_says_why() -> None:
+    scene = Scene(plan(seqs=64, backup_seqs=16)).serve()
+    for at in range(10, 131, 10):
+        assert read(scene).max_concurrent is None
+        scene.scrape(at, at=float(at), kv=0.99, waiting=5.0)
+    lowered = read(scene)
+    assert (lowered.max_concurrent, lowered.why) == (16, "only 16 requests run at a time (kv_pressure of primary)")
+    for at in range(140, 261, 10):
+        scene.scrape(at, at=float(at))
+    assert (read(scene).max_concurrent, read(scene).why) == (None, "")
