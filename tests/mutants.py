@@ -31,6 +31,7 @@ TESTS = {       # module -> the test files that are asked, the quickest first
     "gate": ("test_gate.py", "test_follow.py"),
     "standby": ("test_standby.py", "test_boot.py", "test_journeys.py"),
     "symptoms": ("test_symptoms.py", "test_sampled.py"),
+    "lowering": ("test_lowering.py", "test_follow.py"),
     "follow": ("test_follow.py", "test_boot.py", "test_journeys.py", "test_turn.py"),
 }
 COMPARED = {
