@@ -35,8 +35,8 @@ class Lowering:
 
 def limit(primary: EnginePlan, backup: EnginePlan) -> int | None:
     """What the service can be lowered to.  None: the args do not say, or the backup takes no fewer than the primary."""
-    fewer = primary.max_seqs is None or (backup.max_seqs or 0) < primary.max_seqs
-    return backup.max_seqs if fewer else None
+    to, most = backup.max_seqs, primary.max_seqs
+    return to if to is not None and (most is None or to < most) else None
 
 
 def answered(watches: Iterable[Watch], primary: EnginePlan) -> tuple[Watch, ...]:
