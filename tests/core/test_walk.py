@@ -24,7 +24,7 @@ LIMITS = Limits(budget=1, window_s=1e9, dead_s=0.5)
 PLAN = Plan(
     engines=(EnginePlan("primary", 1, limits=LIMITS, max_seqs=64),
              EnginePlan("backup", 2, backup_for="primary", limits=LIMITS, max_seqs=16)),
-    thresholds=Thresholds(kv_cache_after_s=0, clear_after_s=10),
+    thresholds=Thresholds(kv_cache_after_s=0, clear_after_s=10),    # lowered by one sample
     failover=FailoverPlan(after_failures=1),
     confirm_s=1e9,      # when incidents end has tests of its own; here it would only multiply the states
 )

@@ -302,7 +302,7 @@ class WorldMachine(RuleBasedStateMachine):
         self.neighbour_gib = neighbour
         self.feed(e.GpusSampled(self.now, self.cards()))
 
-    @rule(neighbour=st.sampled_from([0.0, 40.0]), full=st.booleans(), times=st.sampled_from([4, 8, 16]))
+    @rule(neighbour=st.sampled_from([0.0, 40.0]), full=st.booleans(), times=st.sampled_from([4, 8]))
     def memory_is_short_or_not_for_a_while(self, neighbour: float, full: bool, times: int) -> None:
         self.neighbour_gib = neighbour
         for _ in range(times):
@@ -313,7 +313,7 @@ class WorldMachine(RuleBasedStateMachine):
                 self.feed(e.Scraped(self.now, mark, metrics(self.tokens, 1.0, float(full), 0.99 if full else 0.2)))
 
     @precondition(lambda self: all(proc.killable for proc in self.procs.values()))
-    @rule(times=st.integers(3, 8))
+    @rule(times=st.integers(3, 5))
     def the_world_cooperates_for_a_while(self, times: int) -> None:
         for _ in range(times):
             self.settle()

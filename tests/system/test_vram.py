@@ -40,7 +40,7 @@ def host(tmp_path_factory: pytest.TempPathFactory, cards: Path, neighbour: subpr
         {
             "waits": engine(gpus=[0], args={"gpu-memory-utilization": 0.8}),
             "leaks": engine(gpus=[1], args={"gpu-memory-utilization": 0.5}),
-            "spare": backup("leaks", args={"gpu-memory-utilization": 0.4}),
+            "spare": backup("leaks", args={"gpu-memory-utilization": 0.4, "max-num-seqs": 16}),
         },
         env={"LLM_WATCHDOG_SIM_GPU": str(cards)}, program=HASTY,
         thresholds={"degrade_after_s": 0.5},
