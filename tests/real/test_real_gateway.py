@@ -168,7 +168,8 @@ def test_a_daemon_told_of_a_hot_backup_adopts_the_primary_and_starts_it(
     free = psutil.virtual_memory().available
     if free < PAIR_BYTES - (3 << 30):      # one runs already
         pytest.skip(f"{free >> 20} MiB of memory are free, too few for a second engine")
-    before = host.engine("primary")["pid"]
+    before, log = host.engine("primary")["pid"], host.folder / "gateway.log"
+    known = len(log.read_text())
     asked = Asked(url, "while the daemon is away", 2_000, stream=True)
     host.until(lambda: asked.first_at, "the stream does not begin")
     host.kill()
@@ -179,6 +180,7 @@ def test_a_daemon_told_of_a_hot_backup_adopts_the_primary_and_starts_it(
     assert host.up("primary")["pid"] == before
     asked.join(START_S)
     assert asked.verdict == "whole"
+    assert "primary is" not in log.read_text()[known:], "it had no route while the next daemon came up"
 
 
 @pytest.fixture

@@ -44,9 +44,10 @@ def report(world: World) -> dict[str, Any]:
 
 
 def serving(world: World, service: Service) -> str | None:
-    """The engine that serves, None while nobody does."""
+    """The engine that serves, None while nobody does.  What served under the last daemon does until proved otherwise."""
     engine = world.engine(service.wanted)
-    return engine.name if engine.phase in ROUTED else None
+    adopted = engine.phase is Phase.LOADING and isfinite(engine.ready_at)
+    return engine.name if adopted or engine.phase in ROUTED else None
 
 
 def _health(world: World, services: list[dict[str, Any]]) -> str:
