@@ -124,13 +124,14 @@ def test_an_answer_is_the_engines_byte_for_byte(host: RealWatchdog, url: str, wh
     assert direct.startswith(b"HTTP/1.1 %d " % status), direct[:300]
 
 
-def test_the_openai_client_works_unchanged(vllm: Vllm, url: str) -> None:
-    said = subprocess.run([str(vllm.python), "-c", OPENAI, url], capture_output=True, text=True, timeout=120, check=False)
+def test_the_openai_client_works_unchanged(vllm: Vllm, url: str, figures: Figures) -> None:
+    said = subprocess.run([str(vllm.python), "-c", OPENAI, url], capture_output=True, text=True, timeout=300, check=False)
     assert said.returncode == 0, said.stderr
     assert json.loads(said.stdout) == {
         "models": ["tiny"], "tokens": [8, 8], "finish": "length", "completion": "text_completion",
         "errors": [["NotFoundError", 404, True], ["BadRequestError", 400, True]],
     }
+    figures("OpenAI's client through the gateway", note="chat, stream, completion, models, NotFoundError, BadRequestError")
 
 
 def test_vllm_bench_serve_completes_every_request(
@@ -139,7 +140,7 @@ def test_vllm_bench_serve_completes_every_request(
     prompts = 40
     words = f"--backend openai --base-url {url} --model tiny --tokenizer {vllm.model} --dataset-name random --ignore-eos "
     words += f"--num-prompts {prompts} --random-input-len 64 --random-output-len 32 --save-result --result-filename=b.json"
-    said = subprocess.run([str(vllm.python), "-c", BENCH, *words.split()], capture_output=True, text=True, timeout=300,
+    said = subprocess.run([str(vllm.python), "-c", BENCH, *words.split()], capture_output=True, text=True, timeout=600,
                           check=False, cwd=tmp_path, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     assert said.returncode == 0, said.stdout[-2000:] + said.stderr[-2000:]
     result = json.loads((tmp_path / "b.json").read_text())
@@ -168,10 +169,10 @@ def test_a_daemon_told_of_a_hot_backup_adopts_the_primary_and_starts_it(
     free = psutil.virtual_memory().available
     if free < PAIR_BYTES - (3 << 30):      # one runs already
         pytest.skip(f"{free >> 20} MiB of memory are free, too few for a second engine")
-    before, log = host.engine("primary")["pid"], host.folder / "gateway.log"
-    known = len(log.read_text())
     asked = Asked(url, "while the daemon is away", 2_000, stream=True)
-    host.until(lambda: asked.first_at, "the stream does not begin")
+    host.until(lambda: asked.first_at, "the stream does not begin", START_S)
+    before, log = host.up("primary")["pid"], host.folder / "gateway.log"
+    known = len(log.read_text())
     host.kill()
     host.engines["backup"]["standby"] = "hot"
     host.configure(**(PLAIN | sections))
@@ -228,8 +229,8 @@ def test_a_prompt_under_which_an_engine_died_is_refused_and_reaches_no_other(
     again = Asked(url, "poison " * (POISON // 7), 1, stream=True)
     again.join(START_S)
     assert again.quarantined, again.verdict
-    assert again.first_at and again.first_at - asked < 5
-    assert host.metric("primary", "vllm:num_requests_running") == 0
+    assert again.first_at and again.first_at - asked < 10
+    host.until(lambda: host.metric("primary", "vllm:num_requests_running") == 0, "the next engine reads it", 3)
     assert host.engine("primary")["generation"] == primary
     figures(f"core killed while it reads {POISON:,} tokens", detected_s=poison.first_at and poison.first_at - killed,
             recovered_s=gap_s(killed, innocent),
