@@ -13,7 +13,7 @@ from typing import Any
 import requests
 from tests.real.rig import START_S
 
-ERROR_LAST = re.compile(rb'\n\ndata: \{"error".*\n\n(data: \[DONE\]\n\n)?\Z')
+ERROR_LAST = re.compile(rb'\n\ndata: (\{"error".*\})\n\n(?:data: \[DONE\]\n\n)?\Z')
 
 
 class Asked(threading.Thread):
@@ -23,7 +23,7 @@ class Asked(threading.Thread):
         super().__init__(daemon=True)
         self._url, self._stream = url, stream
         self._body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
-        self.tokens, self.status, self.text = tokens, 0, b""
+        self.tokens, self.status, self.text = tokens, 0, bytearray()
         self.first_at: float | None = None
         self.start()
 
@@ -48,6 +48,12 @@ class Asked(threading.Thread):
         elif self.status == 200 and json.loads(self.text)["usage"]["completion_tokens"] == self.tokens:
             return "whole"
         return f"{self.status} {self.text[:300]!r} ... {self.text[-300:]!r}"
+
+    @property
+    def error(self) -> str:
+        """The message of the event that cut it."""
+        last = ERROR_LAST.search(self.text)
+        return json.loads(last[1])["error"]["message"] if last else ""
 
     @property
     def quarantined(self) -> bool:

@@ -87,7 +87,6 @@ def in_flight(host: RealWatchdog, generation: str) -> str:
 
 # -- what is passed on
 
-
 PROMPT = {"model": "tiny", "prompt": "What is a watchdog?", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 CHAT = PROMPT | {"messages": [{"role": "user", "content": "What is a watchdog?"}]}
 del CHAT["prompt"]
@@ -112,6 +111,8 @@ SAME: dict[str, tuple[int, bytes]] = {
     "an unknown path, POST": (404, ask("POST", "/v1/nothing", {})),
     "the wrong method": (405, ask("GET", "/v1/completions")),
 }
+
+
 @pytest.mark.parametrize("what", SAME)
 def test_an_answer_is_the_engines_byte_for_byte(host: RealWatchdog, url: str, what: str) -> None:
     status, request = SAME[what]
@@ -160,11 +161,11 @@ def test_cold_failover_costs_those_that_wait_a_pause_and_no_error(host: RealWatc
     assert host.up("primary", after=1)["generation"] == 2
     told = in_flight(host, "primary#1")
     figures("core killed under load, cold, through the gateway", detected_s=host.since(killed, "engine.phase"),
-            recovered_s=gap_s(killed, others), note=f"2 streams cut with an error event, 8 of 8 others answered; {told}")
+            recovered_s=gap_s(killed, others), note=f"2 streams cut: {begun[0].error!r}; 8 of 8 others answered; {told}")
 
 
 def test_a_daemon_told_of_a_hot_backup_adopts_the_primary_and_starts_it(
-    host: RealWatchdog, url: str, sections: dict[str, Doc]
+    host: RealWatchdog, url: str, sections: dict[str, Doc], figures: Figures
 ) -> None:
     free = psutil.virtual_memory().available
     if free < PAIR_BYTES - (3 << 30):      # one runs already
@@ -173,6 +174,7 @@ def test_a_daemon_told_of_a_hot_backup_adopts_the_primary_and_starts_it(
     host.until(lambda: asked.first_at, "the stream does not begin", START_S)
     before, log = host.up("primary")["pid"], host.folder / "gateway.log"
     known = len(log.read_text())
+    killed = time.time()
     host.kill()
     host.engines["backup"]["standby"] = "hot"
     host.configure(**(PLAIN | sections))
@@ -182,6 +184,9 @@ def test_a_daemon_told_of_a_hot_backup_adopts_the_primary_and_starts_it(
     asked.join(START_S)
     assert asked.verdict == "whole"
     assert "primary is" not in log.read_text()[known:], "it had no route while the next daemon came up"
+    figures("kill -9 of the daemon under a stream", detected_s=host.since(killed, "engine.adopted"),
+            recovered_s=host.since(killed, "engine.ready", engine="backup#1"),
+            note="the stream was whole, the route stayed; then the hot backup, now configured, came up")
 
 
 @pytest.fixture
@@ -201,7 +206,7 @@ def test_hot_failover_costs_those_that_wait_a_moment_and_no_error(host: RealWatc
     gap = gap_s(killed, others)
     assert gap < host.since(killed, "engine.ready", engine="primary#3"), "they waited for a restart"
     figures("core killed under load, hot, through the gateway", detected_s=host.since(killed, "engine.phase"),
-            recovered_s=gap, note=f"2 streams cut with an error event, 8 of 8 others answered; {told}")
+            recovered_s=gap, note=f"2 streams cut: {begun[0].error!r}; 8 of 8 others answered; {told}")
 
 
 @pytest.mark.usefixtures("pair")
@@ -225,6 +230,7 @@ def test_a_prompt_under_which_an_engine_died_is_refused_and_reaches_no_other(
         assert poison.quarantined, poison.verdict
         assert client.communicate(timeout=60)[0] == "APIError True\n"
     told = in_flight(host, "backup#1")
+    assert "suspect" in told
     asked = time.time()
     again = Asked(url, "poison " * (POISON // 7), 1, stream=True)
     again.join(START_S)
@@ -232,6 +238,6 @@ def test_a_prompt_under_which_an_engine_died_is_refused_and_reaches_no_other(
     assert again.first_at and again.first_at - asked < 10
     host.until(lambda: host.metric("primary", "vllm:num_requests_running") == 0, "the next engine reads it", 3)
     assert host.engine("primary")["generation"] == primary
-    figures(f"core killed while it reads {POISON:,} tokens", detected_s=poison.first_at and poison.first_at - killed,
-            recovered_s=gap_s(killed, innocent),
+    figures(f"core killed while it reads {POISON:,} tokens", recovered_s=gap_s(killed, innocent),
+            detected_s=host.since(killed, "gateway.casualties"),
             note=f"that prompt refused, again after {again.first_at - asked:.2f} s; 4 of 4 others answered; {told}")
