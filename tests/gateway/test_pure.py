@@ -116,6 +116,33 @@ def test_a_client_can_hide_neither_host_nor_length_behind_connection() -> None:
     assert encode_request(head, None) == b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
 
 
+def test_heads_that_differ_in_their_length_only_keep_their_own_length() -> None:
+    for length in (3, 40, 3, 0):
+        head = parse_request(b"POST /v1/x HTTP/1.1\r\nHost: x\r\ncontent-length:%d\r\nA: b\r\n\r\n" % length)
+        assert head.length == length
+        assert encode_request(head, b"") == b"POST /v1/x HTTP/1.1\r\nHost: x\r\nA: b\r\nContent-Length: %d\r\n\r\n" % length
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "Content-Length: 3\r\nContent-Length: 3",
+        "Content-Length: 3\r\ncontent-length:  5",
+        "Content-Length: 3\r\nContent-Length : 5",
+        "Content-Length:  3\r\nContent-Length: 5",
+        "Content-Length: 3\r\nTransfer-Encoding: chunked",
+        "Content-Length: 3, 3",
+        "Content-Length: +3",
+        "Content-Length: 99999999999999999999",
+        "A: b\nContent-Length: 3",
+        "Content-Length: 3\n",
+    ],
+)
+def test_a_length_that_could_be_read_in_two_ways_is_refused(lines: str) -> None:
+    with pytest.raises(BadHeadError):
+        parse_request(f"POST / HTTP/1.1\r\nHost: x\r\n{lines}\r\n\r\n".encode())
+
+
 @pytest.mark.parametrize(
     ("version", "connection", "stays"),
     [
