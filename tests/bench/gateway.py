@@ -1,13 +1,14 @@
 """What the gateway costs, beside nginx and the Rust vllm-router, against one synthetic engine in one run.
 
-    python tests/bench/gateway.py [ROUNDS]
+    python tests/bench/gateway.py [ROUNDS [FILE]]
 
-CPU seconds of the proxy per million ~220-byte chunks at 64 and 256 streams with 20 ms between tokens; time to the first chunk
-at 256 streams beyond the direct way's; CPU seconds per million POSTs that are not streamed.  Prompts differ in length, so no
-two heads need be alike.  All contenders run all the time, and idle while another one is asked; each round asks them in another
-order.  Medians over the rounds; compare the ratios, and look at the line that says what the rest of the machine did meanwhile.
+CPU seconds of the proxy per million ~220-byte chunks at 64 and 256 streams with 20 ms between tokens; time to the first
+chunk at 256 streams beyond the direct way's; CPU seconds per million POSTs that are not streamed.  Prompts differ in length,
+so heads do, too.  All contenders run all the time, and idle while another one is asked; each round asks them in another
+order.  What other processes disturbed is measured again, whatever it said, up to three times.  Medians over the rounds (with
+FILE: also over those that it holds from earlier calls); compare the ratios.
 nginx: `apt-get install nginx-light`; vllm-router: into an environment of its own in a temporary folder (or
-VLLM_ROUTER=/path/to/vllm-router).  What is not there is left out, with a note.  Some 35 s a round.
+VLLM_ROUTER=/path/to/vllm-router).  What is not there is left out, with a note.  Some 45 s a round.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ TOKEN_S = 0.02
 TOKENS = 50
 RAMP_S, SECONDS = 1.0, 3.0              # the streams begin one after the other; what is measured begins then
 POSTS, POSTERS = 8000, 16
+DISTURBED, TRIES = 0.15, 3              # cores that other processes used
 HOST = "127.0.0.1"
 STREAM = re.compile(rb'"stream": ?true')
 CHUNK = (
@@ -258,31 +260,42 @@ def machine_s() -> float:
     return float(sum(times) - times.idle - times.iowait)
 
 
-LOADS = (("64", 64, True, -1), ("256", 256, True, -1), ("posts", POSTERS, False, POSTS // POSTERS))
+Load = tuple[str, int, bool, int]       # its name, clients, whether streamed, requests of each (-1: as many as go)
+LOADS: tuple[Load, ...] = (("64", 64, True, -1), ("256", 256, True, -1), ("posts", POSTERS, False, POSTS // POSTERS))
 
 
 def measured(port: int, proxy: psutil.Process | None, engine: psutil.Process) -> dict[str, float]:
     """One round of one contender."""
     figures: dict[str, float] = {}
-    for name, count, stream, each in LOADS:
-        before, ours, all_, began = cpu_s(proxy), cpu_s(engine) + cpu_s(proxy), machine_s(), time.perf_counter()
-        words = [sys.executable, __file__, "load", str(port), str(count), str(int(stream)), str(each)]
-        output = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
-        got = json.loads(output)
-        took = time.perf_counter() - began
-        figures[f"cpu {name}"] = (cpu_s(proxy) - before) * 1e6 / (got["chunks"] if stream else got["answers"])
-        ours = cpu_s(engine) + cpu_s(proxy) + got["cpu_s"] - ours
-        figures[f"others {name}"] = max(0.0, machine_s() - all_ - ours) / took
-        if stream:
-            cuts = quantiles(got["first_s"], n=100)
-            figures[f"p50 {name}"], figures[f"p99 {name}"] = cuts[49] * 1e6, cuts[98] * 1e6
+    for load in LOADS:
+        tries = [one(load, port, proxy, engine)]
+        while tries[-1][f"others {load[0]}"] > DISTURBED and len(tries) < TRIES:
+            tries.append(one(load, port, proxy, engine))
+        figures |= min(tries, key=lambda found: found[f"others {load[0]}"])
     return figures
 
 
-def main(rounds: int) -> None:
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {rounds} rounds; "
+def one(load: Load, port: int, proxy: psutil.Process | None, engine: psutil.Process) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    name, count, stream, each = load
+    before, ours, all_, began = cpu_s(proxy), cpu_s(engine) + cpu_s(proxy), machine_s(), time.perf_counter()
+    words = [sys.executable, __file__, "load", str(port), str(count), str(int(stream)), str(each)]
+    output = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
+    got = json.loads(output)
+    took = time.perf_counter() - began
+    figures[f"cpu {name}"] = (cpu_s(proxy) - before) * 1e6 / (got["chunks"] if stream else got["answers"])
+    ours = cpu_s(engine) + cpu_s(proxy) + got["cpu_s"] - ours
+    figures[f"others {name}"] = max(0.0, machine_s() - all_ - ours) / took
+    if stream:
+        cuts = quantiles(got["first_s"], n=100)
+        figures[f"p50 {name}"], figures[f"p99 {name}"] = cuts[49] * 1e6, cuts[98] * 1e6
+    return figures
+
+
+def main(rounds: int, kept: Path | None) -> None:
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}; "
           f"load average at the start {os.getloadavg()[0]:.1f}")
-    results: dict[str, list[dict[str, float]]] = {}
+    results: dict[str, list[dict[str, float]]] = json.loads(kept.read_text()) if kept and kept.exists() else {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engine_port = free_port()
@@ -301,6 +314,8 @@ def main(rounds: int) -> None:
             at = number % len(ways)
             for title, port, proxy in (ways[at:] + ways[:at])[:: -1 if number % 2 else 1]:
                 results.setdefault(title, []).append(measured(port, proxy, engine))
+    if kept:
+        kept.write_text(json.dumps(results))
     show(results)
 
 
@@ -309,7 +324,8 @@ def show(results: dict[str, list[dict[str, float]]]) -> None:
         title: {key: median(each[key] for each in rounds) for key in rounds[0]} for title, rounds in results.items()
     }
     others = [value for rounds in results.values() for each in rounds for key, value in each.items() if "others" in key]
-    print(f"other processes used {median(others):.2f} cores (median; at most {max(others):.2f})")
+    count, usual, worst = len(results["gateway"]), median(others), max(others)
+    print(f"{count} rounds; other processes used {usual:.2f} cores (median; at most {worst:.2f})")
     direct = table.pop("direct")
     print(f"direct: first chunk p50 {direct['p50 256']:.0f} us, p99 {direct['p99 256']:.0f} us at 256 streams")
     rows = {
@@ -337,5 +353,6 @@ if __name__ == "__main__":
             uvloop.run(engine(int(port)))
         case ["load", port, count, stream, each]:
             print(json.dumps(uvloop.run(load(int(port), int(count), stream == "1", int(each)))))
-        case [] | [_]:
-            main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+        case [] | [_] | [_, _]:
+            rounds, kept = [*sys.argv[1:], *("5", "")[len(sys.argv) - 1 :]]
+            main(int(rounds), Path(kept) if kept else None)

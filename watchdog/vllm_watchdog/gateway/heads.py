@@ -43,7 +43,8 @@ class BadHeadError(Exception):
 
 
 class RequestHead(NamedTuple):
-    """`path`: decoded, without query.  `onward`: for the engine, without length and end.  `length` None: no Content-Length."""
+    """`path`: decoded, without query.  `onward`: for the engine, still without its length and its end.  `length` None: no
+    Content-Length."""
 
     method: bytes
     path: str
@@ -110,10 +111,11 @@ class _Reader:
 
 
 def parse_request(raw: bytes) -> RequestHead:
-    """`raw`: a head with its empty line.  Raises BadHeadError.  A second length, however it is written, is refused as ever."""
+    """`raw`: a head with its empty line.  Raises BadHeadError."""
     found = LENGTH.search(raw)
     if found is None or len(raw) > CACHED_LIMIT:
         return _parse_request(raw)
+    # Any other length in it, however it is written, is a second one to the parser, and refused.
     head = _known_request(b"%b0%b" % (raw[: found.start(1)], raw[found.end(1) :]))
     return RequestHead(*head[:-1], int(found[1]))
 
