@@ -1,10 +1,9 @@
 """Puts a standby to sleep and wakes it, over vLLM's developer endpoints on loopback.
 
-Level 1: weights to host memory, the KV cache dropped.  What runs may finish first: vLLM's default mode cuts it short with a 200,
-and what comes to an engine on its way to sleep waits for the wake, so the gateway is given time to follow the route.  A wake is
-believed when a token has come: an engine that answers
-/wake_up may be half mapped.  Each order runs in a thread of its own, for the deadline it was given at most, and answers
-by an event; it never raises.
+Level 1: weights to host memory, the KV cache dropped.  What runs may finish first (vLLM's default mode cuts it short, with
+a 200), and what comes to an engine on its way to sleep waits for the wake: so the gateway is given time to follow the
+route.  A wake is believed when a token has come: an engine that answers /wake_up may be half mapped.  Each order runs in a
+thread of its own, for the deadline it was given at most, and answers by an event; it never raises.
 """
 
 from __future__ import annotations
