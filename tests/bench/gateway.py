@@ -310,12 +310,12 @@ def main(rounds: int, kept: Path | None) -> None:
                 print(f"{title}: not here, left out")
             else:
                 ways.append((title, port, stack.enter_context(process(command, port))))
-        for number in range(rounds):
-            at = number % len(ways)
-            for title, port, proxy in (ways[at:] + ways[:at])[:: -1 if number % 2 else 1]:
+        for _ in range(rounds):
+            at = len(results.get("gateway", ())) % len(ways)
+            for title, port, proxy in (ways[at:] + ways[:at])[:: -1 if at % 2 else 1]:
                 results.setdefault(title, []).append(measured(port, proxy, engine))
-    if kept:
-        kept.write_text(json.dumps(results))
+            if kept:
+                kept.write_text(json.dumps(results))
     show(results)
 
 
