@@ -151,6 +151,7 @@ def test_a_leak_can_be_left_untold() -> None:
 
 
 def test_files_are_those_of_the_process_that_is_nearest_to_its_limit() -> None:
+    assert [growth.what for growth in of_tree(*grown(60, files=8), host(), DAY)] == ["rss", "fds"]
     growth = whole(*grown(60, files=8))["fds"]
     assert growth.who == "EngineCore (PID 101)" and growth.leaks
     assert growth.per_min == pytest.approx(8, rel=0.01)
@@ -221,6 +222,7 @@ def test_files_are_held_against_the_slope_that_meets_their_limit() -> None:
     files = Growth("fds", "EngineCore (PID 101)", "its limit of 1024 is", 700, 0.1, 0.1, 0.05)
     (seen,) = held(files)
     assert (seen.class_, seen.value, seen.threshold) == ("fd_leak", 6, 3)
+    assert (seen.after_s, seen.clear_after_s, seen.margin) == (300, 3600, pytest.approx(0.6))
     assert seen.text.startswith("open files of EngineCore (PID 101) grow by 6 files a minute: its limit of 1024 is")
     assert held(replace(files, needed=inf)) == []
     assert held(replace(files, what="vram/0")) == []
