@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from vllm_watchdog.act.evidence import Context, Evidence
 from vllm_watchdog.act.hands import Hands, become_subreaper
+from vllm_watchdog.act.retention import DAY_S, Retention
 from vllm_watchdog.act.sleeper import Sleeper
 from vllm_watchdog.act.survey import survey
 from vllm_watchdog.app import channels
@@ -29,6 +30,7 @@ from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
 from vllm_watchdog.app.route import route
 from vllm_watchdog.app.samples import Samples
 from vllm_watchdog.config import ROUTE_FILE, Settings
+from vllm_watchdog.config_sections import GIB
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core.events import Booted, Event, HostSampled, StopAsked
 from vllm_watchdog.core.policy import HAS_CHILD
@@ -54,6 +56,7 @@ from vllm_watchdog.tell.systemd import Notifier
 
 HEALTH_TIMEOUT_S = 5.0      # a server with a thousand new requests was seen to need seconds for /health
 GPU_SILENT_PERIODS = 3
+EVIDENCE_FLOOR = 0.25       # of disk_free_gib: what is left then is for the journal and the engines' logs
 EX_SOFTWARE = 70            # sysexits.h
 LEAVE_S = 5.0               # to write the last lines down when everything has stopped
 
@@ -104,10 +107,14 @@ class Daemon:
     def _tell(self) -> None:
         daemon = self.settings.daemon
         self.notifier = Notifier.from_environ(os.environ)
-        self.journal: Journal = self._part(Journal(daemon.log_dir / "journal", time.monotonic, time.time, tap=self._tap))
+        self.journal: Journal = self._part(Journal(
+            daemon.log_dir / "journal", time.monotonic, time.time, tap=self._tap,
+            total_bytes=int(self.settings.retention.journal_gib * GIB)))
         self.store: Store = self._part(Store(daemon.state_dir / "state.json", time.monotonic, self.say))
         self.route: Store = self._part(Store(daemon.state_dir / ROUTE_FILE, time.monotonic, self.say))
-        self.history: History = self._part(History(daemon.log_dir / "history.db", time.monotonic, time.time, self.say))
+        retention = self.settings.retention
+        self.history: History = self._part(History(
+            daemon.log_dir / "history.db", time.monotonic, time.time, self.say, keep_s=retention.days * DAY_S))
         self.outbox: Outbox = self._part(Outbox(
             channels.webhooks(self.settings), Ledger(self.history), channels.writer(self.settings).payload,
             time.monotonic, time.time, self.say))
@@ -136,12 +143,21 @@ class Daemon:
 
     def _act(self) -> None:
         post, clock = self.inbox.put, time.monotonic
+        settings = self.settings
+        self.retention: Retention = self._part(Retention(
+            settings.daemon.log_dir, settings.retention.days, time.time, self._open_incidents, self.say))
         self.hands: dict[str, Hands] = {
-            name: self._part(Hands(launch, self.instance, post, clock)) for name, launch in self.launches.items()
+            name: self._part(Hands(launch, self.instance, post, clock, make_room=self.retention.make_room))
+            for name, launch in self.launches.items()
         }
         self.sleepers = {name: Sleeper(launch, post, clock) for name, launch in self.launches.items()}
         self.evidence: Evidence = self._part(
-            Evidence(self._incidents_dir, self.launches, self.settings.evidence, post, clock, self.instance))
+            Evidence(self._incidents_dir, self.launches, settings.evidence, post, clock, self.instance,
+                     floor_bytes=int(settings.thresholds.disk_free_gib * GIB * EVIDENCE_FLOOR),
+                     open_incidents=self._open_incidents))
+
+    def _open_incidents(self) -> frozenset[str]:
+        return frozenset(incident.id for incident in self.world.incidents)
 
     @property
     def _incidents_dir(self) -> Path:

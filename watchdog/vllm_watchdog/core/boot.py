@@ -97,7 +97,7 @@ def _engine(plan: EnginePlan, known: EngineMemory | None, same_boot: bool, event
         return engine
     held = bool(known.held)
     life = State(phase=Phase.HELD if held else Phase.STOPPED, failures=known.failures, doom=known.held)
-    return replace(engine, life=life, cause=known.held, why=known.why)
+    return replace(engine, life=life, cause=known.held, why=known.why, renewed_at=known.renewed_at)
 
 
 def _services(event: Booted, memory: Memory, running: dict[str, Survivor | None]) -> list[Service]:

@@ -63,6 +63,7 @@ class StopAsked(Event):
 class Spawned(Event):
     mark: Mark
     pid: int
+    lost_log: str = ""      # why its output goes nowhere; empty: it goes to its log
 
 
 @dataclass(frozen=True, slots=True)
