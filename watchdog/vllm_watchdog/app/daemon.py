@@ -116,7 +116,7 @@ class Daemon:
         self.history: History = self._part(History(
             daemon.log_dir / "history.db", time.monotonic, time.time, self.say, keep_s=retention.days * DAY_S))
         self.outbox: Outbox = self._part(Outbox(
-            channels.webhooks(self.settings), Ledger(self.history), channels.writer(self.settings).payload,
+            channels.channels(self.settings), Ledger(self.history), channels.writer(self.settings),
             time.monotonic, time.time, self.say))
         self.pages: Pages = self._part(Pages(self._incidents_dir, time.monotonic, self.say))
         reader = Reader(daemon.log_dir / "history.db")

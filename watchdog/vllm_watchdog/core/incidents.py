@@ -121,7 +121,7 @@ def reminded(incident: Incident, at: float, every_s: float) -> Incident:
 
 
 def owed(before: Incident | None, after: Incident) -> Iterator[str]:
-    """The alerts that a change owes: one when it opens, one when it becomes more urgent, one a reminder, one when it ends."""
+    """The alerts that a change owes: when it opens, becomes more urgent, still needs its human, and ends."""
     if before is None:
         yield "opened"
     elif after.urgency.rank > before.urgency.rank:

@@ -1,0 +1,126 @@
+"""Apprise in its child process, against real sockets: an answer, a refusal, a receiver that never ends, an address that is none."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from tests.fakes.house import WRITER
+from tests.fakes.receivers import Server
+from tests.fakes.tell import WALL, incident
+
+from vllm_watchdog.core.commands import Alert
+from vllm_watchdog.procfs import pids, title
+from vllm_watchdog.tell import apprise_channel
+from vllm_watchdog.tell.apprise_channel import AppriseChannel
+from vllm_watchdog.tell.channel import Outcome
+from vllm_watchdog.tell.manners import Manners
+from vllm_watchdog.tell.payload import trial
+
+SECRET = "hunter2hunter2"
+PAYLOAD = WRITER.payload(Alert("opened", incident()), WALL)
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(answer):
+        servers.append(Server(answer))
+        return servers[-1], channel(f"json://user:{SECRET}@127.0.0.1:{servers[-1].port}/{SECRET}")
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def channel(url, timeout_s=20.0):
+    return AppriseChannel("oncall", url, Manners(together=True), timeout_s, lambda: WALL)
+
+
+def says(status, body=b"", **headers):
+    def answer(handler):
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+    return answer
+
+
+def test_a_message_goes_through_apprise_and_names_us(serve):
+    server, told = serve(says(200))
+    assert told.send(PAYLOAD) == Outcome(True, "HTTP 200")
+    _, headers, body = server.got.get(timeout=5)
+    assert headers["User-Agent"] == "llm-watchdog"
+    assert body["title"] == PAYLOAD["headline"] and body["type"] == "failure"
+    assert "Cause: oom_runtime: CUDA out of memory\n" in body["message"]
+    assert told.send(WRITER.payload(trial(WALL), WALL)).ok
+    assert server.got.get(timeout=5)[2]["type"] == "info"
+
+
+def test_a_no_is_named_with_what_the_receiver_asked_and_without_secrets(serve):
+    _, told = serve(says(429, f"slow down, {SECRET}".encode(), Retry_After="120"))
+    outcome, shown = told.test(PAYLOAD)
+    assert outcome == Outcome(False, "HTTP 429", 120.0)
+    assert "error=429" in shown and "slow down" in shown and SECRET not in shown
+
+
+def test_a_receiver_that_drips_is_cut_off_with_the_child(serve, monkeypatch):
+    def drips(handler):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+        for _ in range(3_000):
+            handler.wfile.write(b"x")
+            time.sleep(0.01)
+
+    monkeypatch.setattr(apprise_channel, "START_S", 2.0)
+    server, _ = serve(drips)
+    began = time.monotonic()
+    outcome = channel(f"json://127.0.0.1:{server.port}/{SECRET}", 0.5).send(PAYLOAD)
+    assert outcome == Outcome(False, "no answer within 0.5 s")
+    assert time.monotonic() - began < 10
+    assert not [pid for pid in pids() if "apprise_child" in title(pid) and parent(pid) == os.getpid()]
+
+
+def parent(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def test_a_mail_server_that_is_not_there_is_named_without_the_password():
+    outcome, shown = channel(f"mailto://user:{SECRET}@127.0.0.1:1/?to=a@example.com&from=b@example.com").test(PAYLOAD)
+    assert not outcome.ok and outcome.why == "not taken" and "refused" in shown and SECRET not in shown
+
+
+@pytest.mark.parametrize("url", [f"nosuchthing://{SECRET}", "tgram://", f"mailto://{SECRET}"])
+def test_an_address_that_apprise_does_not_know_says_so_before_anything_is_sent(url):
+    assert "Apprise does not know this address" in channel(url).unusable()
+    assert SECRET not in channel(url).unusable()
+
+
+def test_an_address_that_apprise_knows_is_usable():
+    assert channel("mailtos://user:pass@example.com").unusable() == ""
+
+
+def test_an_apprise_that_dies_or_talks_nonsense_is_a_failure_and_no_crash(monkeypatch):
+    monkeypatch.setattr(apprise_channel, "CHILD", ("/bin/sh", "-c", "exit 3"))
+    assert channel("json://x").send(PAYLOAD) == Outcome(False, "Apprise failed (exit code 3)")
+    monkeypatch.setattr(apprise_channel, "CHILD", ("/no/such/program",))
+    assert channel("json://x").send(PAYLOAD) == Outcome(False, "Apprise can't be started (No such file or directory)")
+
+
+def test_a_child_whose_parent_is_gone_ends_itself():
+    child = subprocess.Popen(apprise_channel.CHILD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert child.stdin
+    with socket.create_server(("127.0.0.1", 0)) as listener:        # accepts, and never answers
+        url = f"json://127.0.0.1:{listener.getsockname()[1]}/"
+        child.stdin.write(b'{"url": "%s", "title": "t", "body": "b", "kind": "test", "limit_s": 1.0}' % url.encode())
+        child.stdin.close()
+        assert child.wait(30) == -14
