@@ -1,4 +1,4 @@
-"""Apprise in its child process, against real sockets: an answer, a refusal, a receiver that never ends, an address that is none."""
+"""Apprise in its child process, against real sockets that answer, refuse, drip, or are none."""
 
 from __future__ import annotations
 

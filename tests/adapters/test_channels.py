@@ -75,8 +75,8 @@ def test_every_message_is_taken_by_a_receiver_that_checks_what_the_service_check
               Alert("resolved", incident(over=True)), trial(time.time())]
     payloads = [writer.payload(alert, time.time()) for alert in alerts]
     if kind in CHATS:
-        payloads.append(writer.group([writer.payload(Alert("opened", replace(worst("nccl_error"), id=f"{n}-" + "x" * 60)), WALL)
-                                      for n in range(20)]))
+        storm = [Alert("opened", replace(worst("nccl_error"), id=f"{n}-" + "x" * 60)) for n in range(20)]
+        payloads.append(writer.group([writer.payload(alert, WALL) for alert in storm]))
     for payload in payloads:
         outcome, answer = told.test(payload)
         assert outcome.ok, (payload["kind"], outcome, answer)
@@ -96,9 +96,12 @@ def test_every_class_fits_every_chat_and_says_the_same_of_each(kind, class_):
 
 
 @pytest.mark.parametrize(("kind", "secret", "why"), [
-    (Kind.DINGTALK, "wrong-secret", "HTTP 200, errcode 310000: sign not match, more: access_token=tok3n"),
-    (Kind.FEISHU, "wrong-secret", "HTTP 200, code 19021: sign match fail or timestamp is not within one hour from current time"),
-    (Kind.PAGERDUTY, "X" * 32, "HTTP 400"), (Kind.PAGERDUTY, "short", "HTTP 400"), (Kind.WEBHOOK, "wrong-secret", "HTTP 401"),
+    (Kind.DINGTALK, "wrong-secret",
+     "HTTP 200, errcode 310000: sign not match, more: access_token=tok3n"),
+    (Kind.FEISHU, "wrong-secret",
+     "HTTP 200, code 19021: sign match fail or timestamp is not within one hour from current time"),
+    (Kind.PAGERDUTY, "X" * 32, "HTTP 400"),
+    (Kind.PAGERDUTY, "short", "HTTP 400"), (Kind.WEBHOOK, "wrong-secret", "HTTP 401"),
 ])
 def test_a_wrong_secret_is_a_no_and_says_why(serve, kind, secret, why):
     service, told = serve(kind, secret)
@@ -127,7 +130,8 @@ class Echo(r.Service):
      Outcome(False, "HTTP 200, errcode 130101: send too fast", 600.0)),
     (Kind.WECOM, {"errcode": 45009, "errmsg": "api freq out of limit"},
      Outcome(False, "HTTP 200, errcode 45009: api freq out of limit", 60.0)),
-    (Kind.FEISHU, {"code": 11232, "msg": "frequency limited"}, Outcome(False, "HTTP 200, code 11232: frequency limited", 60.0)),
+    (Kind.FEISHU, {"code": 11232, "msg": "frequency limited"},
+     Outcome(False, "HTTP 200, code 11232: frequency limited", 60.0)),
     (Kind.WECOM, {"hello": "captive portal"}, Outcome(False, "HTTP 200, an answer without errcode", refused=True)),
     (Kind.SLACK, {"ok": False, "error": "no_text"}, Outcome(False, "HTTP 200, no_text", refused=True)),
 ])
@@ -145,7 +149,8 @@ def test_a_no_in_an_answer_with_status_200_is_a_no(kind, answer, outcome):
 
 def test_pagerduty_has_one_incident_for_each_of_ours_and_it_is_resolved(serve):
     service, told = serve(Kind.PAGERDUTY)
-    for alert in (Alert("opened", incident()), Alert("opened", incident()), Alert("worsened", incident(urgency=Urgency.PAGE))):
+    worse = Alert("worsened", incident(urgency=Urgency.PAGE))
+    for alert in (Alert("opened", incident()), Alert("opened", incident()), worse):
         assert told.send(WRITER.payload(alert, WALL)).ok
     assert service.open == {incident().id}
     assert [event["payload"]["severity"] for event in service.taken] == ["error", "error", "critical"]
@@ -168,7 +173,7 @@ def test_an_alertmanager_has_one_alert_at_a_time_for_each_incident_and_none_when
 
 
 def test_the_signature_covers_body_and_time(serve):
-    service, told = serve(Kind.WEBHOOK)
+    _, told = serve(Kind.WEBHOOK)
     told._wall = lambda: time.time() - 600
     assert told.send(WRITER.payload(trial(WALL), WALL)) == Outcome(False, "HTTP 401")
     told._wall = time.time

@@ -89,7 +89,8 @@ def test_what_is_told_once_has_an_id_of_its_own():
     (((1, "phase", "primary: draining -> backoff"), (9, "ready", "primary#4 serves")), None, (9.0, None)),   # from the start
     (((1, "phase", "primary: serving -> stopping"), (2, "phase", "backup: waking -> serving"),
       (5, "phase", "backup: serving -> stopping"), (9, "ready", "primary#4 serves")), 20.0, (5.0, None)),
-    (((1, "phase", "primary: serving -> stopping"), (1, "failover", "primary -> backup, because: ready")), 20.0, (None, None)),
+    (((1, "phase", "primary: serving -> stopping"), (1, "failover", "primary -> backup, because: ready")), 20.0,
+     (None, None)),
 ])
 def test_the_gap_is_read_from_the_timeline(entries, over, gap):
     done = deeds(after(*entries, over=over))
@@ -110,7 +111,8 @@ def test_own_texts_take_the_place_of_ours():
     templates = Templates("$urgency: $title @ $host [$class]", "what: $cause\n\ngap: $gap\nfolder: $folder costs $$5")
     payload = replace(WORDS, templates=templates).payload(Alert("opened", incident()), WALL)
     assert payload["headline"] == "critical: GPU out of memory while serving @ gpu-1 [oom_runtime]"
-    assert payload["lines"] == [["", "what: oom_runtime: CUDA out of memory"], ["", "gap: "], ["", f"folder: {FOLDER} costs $5"]]
+    assert [line for _, line in payload["lines"]] == [
+        "what: oom_runtime: CUDA out of memory", "gap: ", f"folder: {FOLDER} costs $5"]
 
 
 @pytest.mark.parametrize("tongue", [EN, ZH])

@@ -19,7 +19,7 @@ model = "a model"
 port = 8100
 gpus = [0]
 api_key = "S3CRET"
-args = {{ max-num-seqs = 64, gpu-memory-utilization = 0.9, hf-token = "S3CRET" }}
+args = {{ max-num-seqs = 64, gpu-memory-utilization = 0.9, x-auth-token = "S3CRET" }}
 [engines.backup]
 backup_for = "primary"
 port = 8101
@@ -52,7 +52,7 @@ def test_a_good_file_shows_each_engines_full_command_line() -> None:
     for argv, port, seqs in zip(shown, ("8100", "8101"), ("64", "16"), strict=True):
         assert argv == [
             sys.executable, "-m", "vllm_watchdog.sim", "--model", "a model", "--host", "127.0.0.1", "--port", port,
-            "--max-num-seqs", seqs, "--gpu-memory-utilization", "0.9", "--hf-token", "********",
+            "--max-num-seqs", seqs, "--gpu-memory-utilization", "0.9", "--x-auth-token", "********",
         ]
     assert "engine backup, cold backup for primary: port 8101, GPU 0, log " in out
 

@@ -17,7 +17,7 @@ from vllm_watchdog.config_levels import card_shares
 from vllm_watchdog.config_problems import near
 from vllm_watchdog.config_sources import Path_
 from vllm_watchdog.core.plan import Standby
-from vllm_watchdog.launch import unknown_flags
+from vllm_watchdog.launch import holds_password, unknown_flags
 
 if TYPE_CHECKING:
     from vllm_watchdog.config import Settings
@@ -192,6 +192,8 @@ def _doubtful_flags(settings: Settings, name: str) -> Found:
     engine, own = settings.engine(name), settings.engines[name]
     for word in unknown_flags(settings.launches()[name].argv):
         yield ("engines", name), word
+    if holds_password(settings.launches()[name].argv):
+        yield ("engines", name, "args"), "holds a URL with a password, which every user of the host can read in ps"
     for key in own.args:
         if key in DOUBTFUL_ARGS and own.args[key] is not False:
             yield ("engines", name, "args", key), DOUBTFUL_ARGS[key]

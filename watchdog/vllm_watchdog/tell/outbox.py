@@ -60,6 +60,10 @@ class Outbox:
         threads = [self._thread, *(desk.thread for desk in self._desks)]
         return all(ended(thread, max(0.0, end - time.monotonic())) for thread in threads)
 
+    def written(self, deadline_s: float) -> bool:
+        """Waits until all that was told is written down.  False: not within `deadline_s`."""
+        return self._alerts.settled(deadline_s)
+
     def tell(self, alert: Alert) -> None:
         if not self._alerts.put(alert):
             self._say("alert.lost", incident=alert.incident.id, kind=alert.kind, why="too many wait to be written down")
