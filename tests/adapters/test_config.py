@@ -790,7 +790,7 @@ def test_flags_that_newer_versions_refuse_are_known() -> None:
 def test_a_shown_command_line_can_be_pasted_and_holds_no_secret() -> None:
     argv = ("vllm", "serve", "a b", "--hf-token", "S3CRET", "--hf-token=S3CRET", "--max-num-batched-tokens", "5")
     assert masked(argv) == "vllm serve 'a b' --hf-token ******** --hf-token=******** --max-num-batched-tokens 5"
-    assert masked(("--x", "http://u:p@h/", "--y=http://u:p@h/")) == "--x 'http://********@h/' --y=http://********@h/"
+    assert masked(("--x", "http://u:p@h/", "--y=http://u:p@h/")) == "--x http://********@h/ --y=http://********@h/"
     assert holds_password(("--x", "a http://u:p@h/")) and not holds_password(("--x", "http://u@h:1/ http://h:1/a@b:c"))
     env = (("HF_TOKEN", "S3CRET"), ("HTTPS_PROXY", "http://u:S3CRET@p:1"), ("TOKENIZERS_PARALLELISM", "true"))
     assert masked_env(env) == "HF_TOKEN=******** HTTPS_PROXY='http://********@p:1' TOKENIZERS_PARALLELISM=true"

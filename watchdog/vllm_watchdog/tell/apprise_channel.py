@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vllm_watchdog.tell.channel import REFUSED, Outcome, Payload, answer_limit, parts, shown
+from vllm_watchdog.tell.channel import REFUSED, Outcome, Payload, answer_limit, parts, shown, why_limit
 from vllm_watchdog.tell.manners import Manners
 from vllm_watchdog.tell.payload import plain
 from vllm_watchdog.tell.post import retry_after
@@ -44,7 +44,7 @@ class AppriseChannel:
     def unusable(self) -> str:
         """Why Apprise can't use the address at all; empty if it can.  Sends nothing."""
         outcome, said = self._asked({})
-        return "" if outcome.ok else said or outcome.why
+        return "" if outcome.ok else f"{outcome.why}, {said}".removesuffix(", ")
 
     def _asked(self, question: Mapping[str, Any]) -> tuple[Outcome, str]:
         limit_s = self._timeout_s + START_S
@@ -58,11 +58,14 @@ class AppriseChannel:
             return Outcome(False, f"Apprise can't be started ({error.strerror})"), ""
         except ValueError:
             return Outcome(False, f"Apprise failed (exit code {done.returncode})"), ""
-        return self._outcome(answer), shown("; ".join(answer["said"]), parts(self._url), answer_limit)
+        return self._outcome(answer), self._shown("; ".join(answer["said"]), answer_limit)
 
     def _outcome(self, answer: Mapping[str, Any]) -> Outcome:
         status, error = answer["status"], answer["error"]
-        why = f"HTTP {status}" if status else error or "not taken"
+        why = f"HTTP {status}" if status else error or self._shown((answer["said"] or ["not taken"])[-1], why_limit)
         if answer["ok"]:
             return Outcome(True, why if status else "taken")
         return Outcome(False, why, retry_after(answer["retry_after"], self._wall()), refused=status in REFUSED)
+
+    def _shown(self, text: str, limit: int) -> str:
+        return shown(text, parts(self._url), limit)

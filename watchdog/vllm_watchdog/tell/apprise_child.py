@@ -64,7 +64,8 @@ def main() -> int:
     target = apprise.Apprise.instantiate(asked["url"], asset=asset, suppress_exceptions=True)
     ok = False
     if target is None:
-        ear.said = ["Apprise does not know this address, see https://appriseit.com/services"]
+        Wire.error = "Apprise does not know this address"
+        ear.said = ["see https://appriseit.com/services"]
     elif asked.get("title") is None:
         ok = True                                               # only the address was to be looked at
     else:
