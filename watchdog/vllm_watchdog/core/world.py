@@ -142,6 +142,12 @@ def next_deadline(world: World) -> float:
     return min((world.look_at, strays_until, *remind, *(due_at(world, engine) for engine in world.engines)))
 
 
+def _untold(world: World, engine: Engine) -> bool:
+    """It has failed, and its incident is not open yet: its cause is still being read."""
+    failed = engine.life.charged and engine.phase not in AT_REST
+    return failed and world.incident(world.plan.service_of(engine.name)) is None
+
+
 def remembered(world: World) -> Memory:
     """What the next daemon must know.  A human who stops this one forgives what failed: the next start tries again."""
     forgiven = world.stopping
@@ -156,7 +162,7 @@ def remembered(world: World) -> Memory:
                 held=(engine.life.doom or engine.blame) if engine.phase is Phase.HELD and not forgiven else "",
                 why=engine.why if engine.phase is Phase.HELD and not forgiven else "",
                 asleep=engine.phase in NAPPING,
-                served=engine.phase is Phase.SERVING,
+                served=engine.phase is Phase.SERVING or _untold(world, engine),
                 renewed_at=engine.renewed_at,
             )
             for engine in world.engines
