@@ -36,7 +36,7 @@ SERVICES = {
     Kind.WEBHOOK: (r.Hook, "hooks3cret", "hook"),
 }
 CHATS = (Kind.DINGTALK, Kind.FEISHU, Kind.WECOM, Kind.SLACK)
-NASTY = "*b* _i_ `c` [l](http://x) <@U1> <!channel> & # > ~ | \\ $HOME " + "显存不足 " * 40
+NASTY = "*b* _i_ `c` [l](http://x) <@U1> <!channel> & # > ~ | \\ $HOME \udcff " + "显存不足 " * 40
 
 
 def channel(kind, url, secret="", **keys):

@@ -49,7 +49,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _bytes(text: str) -> int:
-    return len(text.encode())
+    return len(text.encode("utf-8", "replace"))
 
 
 def _plain(text: str) -> str:

@@ -163,7 +163,8 @@ def _rank(urgency: str) -> int:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())[:text_limit]
+    """One line that every encoder takes: a log line may hold bytes that are no UTF-8."""
+    return " ".join(text.split())[:text_limit].encode("utf-8", "replace").decode()
 
 
 def _time(wall: float) -> str:
