@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from email import message_from_string
@@ -170,11 +173,29 @@ def test_an_apprise_that_dies_or_talks_nonsense_is_a_failure_and_no_crash(monkey
     assert channel("json://x").send(PAYLOAD) == Outcome(False, "Apprise can't be started (No such file or directory)")
 
 
-def test_a_child_whose_parent_is_gone_ends_itself():
-    child = subprocess.Popen(apprise_channel.CHILD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    assert child.stdin
+def test_a_child_ends_with_its_parent():
     with socket.create_server(("127.0.0.1", 0)) as listener:        # accepts, and never answers
+        code = f"""
+from vllm_watchdog.tell.apprise_channel import AppriseChannel
+from vllm_watchdog.tell.manners import Manners
+AppriseChannel("x", "json://127.0.0.1:{listener.getsockname()[1]}/", Manners(), 100.0).send(
+    {{"kind": "opened", "urgency": "page", "headline": "h", "lines": []}})"""
+        daemon = subprocess.Popen([sys.executable, "-c", code])
+        listener.settimeout(30)
+        peer, _ = listener.accept()
+        with peer:
+            daemon.kill()
+            daemon.wait(10)
+            peer.settimeout(30)
+            while peer.recv(4096):      # what it had sent already; then the end of its connection
+                pass
+
+
+def test_a_child_ends_itself_at_its_limit():
+    child = subprocess.Popen(apprise_channel.CHILD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"json://127.0.0.1:{listener.getsockname()[1]}/"
-        child.stdin.write(b'{"url": "%s", "title": "t", "body": "b", "kind": "test", "limit_s": 1.0}' % url.encode())
-        child.stdin.close()
-        assert child.wait(30) == -14
+        question = {"url": url, "title": "t", "body": "b", "kind": "test", "limit_s": 1.0}
+        with child.stdin as pipe:
+            pipe.write(json.dumps(question).encode())
+        assert child.wait(30) == -signal.SIGALRM

@@ -2,12 +2,13 @@
 `{"ok", "status", "retry_after", "error", "said"}` on standard output.
 
 In a process, since Apprise's time-outs are per socket operation and it may sleep between its own tries: whoever started
-it ends it.  On standard input, since a command line can be read by every user of the host.  It also ends itself, so that
-nothing is left of it when its parent was killed.
+it ends it.  On standard input, since a command line can be read by every user of the host.  The kernel ends it with its
+parent, and an alarm in any case.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import signal
@@ -18,6 +19,7 @@ import apprise
 import requests.adapters
 
 KINDS = {"warning": "warning", "critical": "failure", "page": "failure", "over": "success", "test": "info"}
+PR_SET_PDEATHSIG = 1        # prctl.h
 LOGGER = logging.getLogger("apprise")
 
 
@@ -51,6 +53,7 @@ class Wire(requests.adapters.HTTPAdapter):
 
 
 def main() -> int:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     asked = json.load(sys.stdin)
     signal.setitimer(signal.ITIMER_REAL, asked["limit_s"])      # SIGALRM's default ends the process
     ear = Ear()

@@ -27,6 +27,7 @@ DINGTALK_BYTES = 18_000         # 20,000 for the whole request
 FEISHU_BYTES = 18_000           # 20 KB for the whole request
 WECOM_BYTES = 4096              # of markdown content
 TITLE = 100                     # DingTalk and Feishu show it in one line
+WECOM_INSTEAD = str.maketrans({"`": "'", "<": "＜"})
 VALUES = (300, 160, 100, 60)    # a value is cut to the first of these that lets the message fit
 # Their codes for "too many messages", and when to come back: DingTalk is deaf for ten minutes.
 DINGTALK_BUSY, FEISHU_BUSY, WECOM_BUSY = {130101: 600.0, 410100: 600.0}, {11232: 60.0, 230020: 60.0}, {45009: 60.0}
@@ -52,13 +53,17 @@ def _bytes(text: str) -> int:
     return len(text.encode("utf-8", "replace"))
 
 
-def _plain(text: str) -> str:
-    """Text that Markdown must not read as its own: a log line holds stars, underscores and brackets."""
-    return re.sub(r"([\\`*_\[\]<>#|~])", r"\\\1", text)
+# What Markdown would read as its own in a log line.  An underscore within a word is none.
+_MARKUP = re.compile(r"[\\`*\[\]<>~]|(?<!\w)_|_(?!\w)")
 
 
-def _bold(label: str, value: str) -> str:
-    return f"**{label}**: {_plain(value)}" if label else value
+def _backslashed(text: str) -> str:
+    return _MARKUP.sub(lambda match: "\\" + match[0], text)
+
+
+def _entities(text: str) -> str:
+    """What Feishu's documents ask for instead of a backslash."""
+    return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +101,14 @@ class DingTalkForm:
     secret: str = field(default="", repr=False)
 
     def request(self, payload: Payload, wall: float) -> Request:
-        text = fitted(payload, DINGTALK_BYTES - 2000, _bold, lambda text: len(dumped(text)), "\n\n")
-        title = _cut(payload["headline"], TITLE)
-        body = {"msgtype": "markdown", "markdown": {"title": title, "text": f"### {_plain(payload['headline'])}\n\n{text}"}}
+        text = fitted(payload, DINGTALK_BYTES - 2000, self._line, lambda text: len(dumped(text)), "\n\n")
+        text = f"### {_backslashed(payload['headline'])}\n\n{text}"
+        body = {"msgtype": "markdown", "markdown": {"title": _cut(payload["headline"], TITLE), "text": text}}
         return Request(self._address(wall), {}, dumped(body))
+
+    @staticmethod
+    def _line(label: str, value: str) -> str:
+        return f"**{label}**: {_backslashed(value)}" if label else value
 
     def _address(self, wall: float) -> str:
         if not self.secret:
@@ -122,17 +131,21 @@ class FeishuForm:
     def request(self, payload: Payload, wall: float) -> Request:
         over = payload.get("over") or payload["kind"] in ("resolved", "test")
         colour = "green" if over else {"warning": "orange"}.get(payload["urgency"], "red")
-        text = fitted(payload, FEISHU_BYTES - 2000, _bold, lambda text: len(dumped(text)), "\n")
+        text = fitted(payload, FEISHU_BYTES - 2000, self._line, lambda text: len(dumped(text)), "\n")
         card = {
             "config": {"wide_screen_mode": True},
             "header": {"template": colour, "title": {"tag": "plain_text", "content": _cut(payload["headline"], TITLE)}},
-            "elements": [{"tag": "markdown", "content": text or _plain(payload["headline"])}],
+            "elements": [{"tag": "markdown", "content": text or _entities(payload["headline"])}],
         }
         body: dict[str, Any] = {"msg_type": "interactive", "card": card}
         if self.secret:
             stamp = str(int(wall))
             body = {"timestamp": stamp, "sign": base64.b64encode(_hmac(f"{stamp}\n{self.secret}", "")).decode()} | body
         return Request(self.url, {}, dumped(body))
+
+    @staticmethod
+    def _line(label: str, value: str) -> str:
+        return f"**{label}**: {_entities(value)}" if label else value
 
     def refusal(self, reply: Any) -> tuple[str, float | None] | None:
         return _coded(reply, "code", "msg", FEISHU_BUSY)
@@ -151,8 +164,8 @@ class WeComForm:
 
     @staticmethod
     def _line(label: str, value: str) -> str:
-        """It has no escapes: what would be markup is left out where it can be."""
-        return f"> {label}: {value.replace('`', chr(39))}" if label else value
+        """It has no escapes, so what would be code or a mention is written otherwise."""
+        return f"> {label}: {value.translate(WECOM_INSTEAD)}" if label else value
 
     def refusal(self, reply: Any) -> tuple[str, float | None] | None:
         return _coded(reply, "errcode", "errmsg", WECOM_BUSY)
