@@ -70,6 +70,9 @@ class Receiver:
     def test(self, payload: Any) -> tuple[Outcome, str]:
         return self.send(payload), ""
 
+    def unusable(self) -> str:
+        return ""
+
 
 class Brittle(Ledger):
     """The ledger, with a step around each of its commits."""

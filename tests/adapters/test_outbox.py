@@ -314,6 +314,17 @@ def test_one_message_that_a_receiver_refuses_keeps_no_other_from_going(path):
     assert house.stop()
 
 
+def test_an_address_that_can_never_work_is_told_at_the_start_and_not_at_the_first_alert(path):
+    class Nowhere(Receiver):
+        def unusable(self):
+            return "Apprise does not know this address"
+
+    house = House(path, Nowhere())
+    assert house.said.wait("alert.unusable") == [{"channel": "oncall", "why": "Apprise does not know this address"}]
+    assert eventually(lambda: house.box.states()[0].failing == "Apprise does not know this address")
+    assert house.stop()
+
+
 def test_status_says_since_when_a_channel_fails(path):
     receiver = Receiver("oncall", Outcome(False, "HTTP 503"), Outcome(False, "HTTP 502"))
     house = House(path, receiver)

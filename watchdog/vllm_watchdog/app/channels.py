@@ -51,5 +51,5 @@ def writer(settings: Settings) -> Writer:
 
 def unusable(settings: Settings) -> dict[str, str]:
     """The channels whose address Apprise does not take, and why.  Sends nothing; half a second for each that it has."""
-    found = {channel.name: channel.unusable() for channel in channels(settings) if isinstance(channel, AppriseChannel)}
+    found = {channel.name: channel.unusable() for channel in channels(settings)}
     return {name: why for name, why in found.items() if why}

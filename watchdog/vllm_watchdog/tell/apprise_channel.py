@@ -42,7 +42,6 @@ class AppriseChannel:
         return self._asked({"title": payload["headline"], "body": body, "kind": kind})
 
     def unusable(self) -> str:
-        """Why Apprise can't use the address at all; empty if it can.  Sends nothing."""
         outcome, said = self._asked({})
         return "" if outcome.ok else f"{outcome.why}, {said}".removesuffix(", ")
 

@@ -50,6 +50,9 @@ class Channel(Protocol):
         """One try, over within a deadline of the channel's own.  Errors of the world are outcomes."""
         ...
     def test(self, payload: Payload) -> tuple[Outcome, str]: ...
+    def unusable(self) -> str:
+        """Why nothing can ever be sent there, as far as that can be known without sending; empty: it may work."""
+        ...
 
 
 class Form(Protocol):
@@ -75,6 +78,9 @@ class HttpChannel:
     def test(self, payload: Payload) -> tuple[Outcome, str]:
         reply = post(self._form.request(payload, self._wall()), self._timeout_s, self._wall)
         return self._outcome(reply), self._shown(reply.body.decode("utf-8", "replace"), answer_limit)
+
+    def unusable(self) -> str:
+        return ""
 
     def _outcome(self, reply: Reply) -> Outcome:
         status = reply.status or 0

@@ -105,6 +105,10 @@ class Desk:
                        now + self._patience.give_up_s - age_s, letter.attempts)
 
     def _run(self) -> None:
+        if why := self._channel.unusable():
+            self._say("alert.unusable", channel=self.name, why=why)     # now, not at the first alert
+            with self._changed:
+                self._state = replace(self._state, failing=why, failing_since_wall=self._wall())
         while letters := self._next():
             payloads = [json.loads(letter.payload) for letter in letters]
             self._came(letters, self._channel.send(self._group(payloads) if len(payloads) > 1 else payloads[0]))
