@@ -77,6 +77,16 @@ def test_no_secret_is_shown() -> None:
     assert "VLLM_API_KEY=********" in out
 
 
+def test_an_address_that_apprise_does_not_know_is_told_without_it() -> None:
+    assert run(GOOD + '[alerts.channels.team]\nurl = "nosuchthing://S3CRET"\n') == (
+        2, "", "alerts.channels.team.url: Apprise does not know this address, see https://appriseit.com/services\n")
+
+
+def test_the_kind_of_each_channel_is_shown() -> None:
+    _, out, _ = run(GOOD + '[alerts.channels.team]\nurl = "dingtalk://SECx@S3CRET"\n')
+    assert "alerts: oncall (webhook), team (dingtalk)" in out and "S3CRET" not in out
+
+
 def test_a_bad_file_is_told_line_by_line_on_stderr_with_status_2() -> None:
     status, out, err = run(GOOD.replace("8101", "8100").replace("0.85", "85"))
     assert (status, out) == (2, "")
