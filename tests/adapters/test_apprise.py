@@ -25,7 +25,6 @@ from vllm_watchdog.tell import apprise_channel
 from vllm_watchdog.tell.apprise_channel import AppriseChannel
 from vllm_watchdog.tell.channel import Outcome
 from vllm_watchdog.tell.manners import Manners
-from vllm_watchdog.tell.payload import trial
 
 SECRET = "hunter2hunter2"
 PAYLOAD = WRITER.payload(Alert("opened", incident()), WALL)
@@ -66,8 +65,6 @@ def test_a_message_goes_through_apprise_and_names_us(serve):
     assert headers["User-Agent"] == "llm-watchdog"
     assert body["title"] == PAYLOAD["headline"] and body["type"] == "failure"
     assert "Cause: oom_runtime: CUDA out of memory\n" in body["message"]
-    assert told.send(WRITER.payload(trial(WALL), WALL)).ok
-    assert server.got.get(timeout=5)[2]["type"] == "info"
 
 
 def test_a_no_is_named_with_what_the_receiver_asked_and_without_secrets(serve):
@@ -77,6 +74,7 @@ def test_a_no_is_named_with_what_the_receiver_asked_and_without_secrets(serve):
     assert "error=429" in shown and "slow down" in shown and SECRET not in shown
 
 
+@pytest.mark.slow
 def test_a_receiver_that_drips_is_cut_off_with_the_child(serve, monkeypatch):
     def drips(handler):
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
@@ -191,6 +189,7 @@ AppriseChannel("x", "json://127.0.0.1:{listener.getsockname()[1]}/", Manners(), 
                 pass
 
 
+@pytest.mark.slow
 def test_a_child_ends_itself_at_its_limit():
     child = subprocess.Popen(apprise_channel.CHILD, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -149,7 +149,7 @@ def trials(folder: Path, seeds: range) -> None:
 
 
 def test_no_crash_loses_an_alert_or_tells_it_twice_to_who_looks_at_its_id(tmp_path: Path) -> None:
-    trials(tmp_path, range(12))
+    trials(tmp_path, range(6))
 
 
 @pytest.mark.slow

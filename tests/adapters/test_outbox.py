@@ -205,7 +205,7 @@ def test_delays_grow_stay_bounded_and_honour_the_receiver(attempts, chance, aske
 # -- manners, at a real desk; what they choose is in test_manners.py
 
 def test_people_hear_of_a_storm_in_one_message_and_of_each_incident_in_it(path):
-    receiver = Receiver(manners=Manners(together=True, gather_s=0.5))
+    receiver = Receiver(manners=Manners(together=True, gather_s=0.2))
     house = House(path, receiver)
     for number in range(1, 8):
         house.box.tell(Alert("opened", incident(number)))
