@@ -18,11 +18,11 @@ from vllm_watchdog.config import ConfigError, Settings, load
 from vllm_watchdog.config_levels import SLEEPER as SLEEPER_SHARE
 from vllm_watchdog.config_levels import card_shares, levels, share_of
 from vllm_watchdog.config_problems import keys_at
-from vllm_watchdog.config_sections import Alerts, Channel, Engine
+from vllm_watchdog.config_sections import Alerts, Channel, Engine, Templates
 from vllm_watchdog.core import plan as plan_module
 from vllm_watchdog.core.codec import Codec, encode
 from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Standby, Thresholds
-from vllm_watchdog.launch import Launch, command_line, environment, masked, masked_env, unknown_flags
+from vllm_watchdog.launch import Launch, command_line, environment, holds_password, masked, masked_env, unknown_flags
 
 ROOT = Path(__file__).parents[2]
 PYTHON = json.dumps(sys.executable)
@@ -181,10 +181,10 @@ def test_the_example_names_every_key() -> None:
     for section in Settings.model_fields:
         assert any(table.split(".")[0] == section for table in tables), section
         named |= {"args", "env"} if section == "engines" else set()
-        missing = set(keys_at(Settings, (section,))) - named - {"channels"}
+        missing = set(keys_at(Settings, (section,))) - named - {"channels", "templates"}
         assert not missing, section
-    for model in (Engine, Channel, Alerts):
-        assert not set(model.model_fields) - named - {"channels"}
+    for model in (Engine, Channel, Templates, Alerts):
+        assert not set(model.model_fields) - named - {"channels", "templates"}
 
 
 # -- engines
@@ -482,8 +482,37 @@ def test_the_usual_file_is_found() -> None:
     ("[failover]\nfailback = 'now'", "failover.failback: is \"now\", expected 'when-idle', 'auto' or 'manual'"),
     ("[alerts]\nchannels = []", "alerts.channels: is a list, expected a table"),
     ("[alerts.channels.x]", "alerts.channels.x.url: missing, expected a value"),
-    ("[alerts.channels.x]\nurl = 'ftp://x'",
-     "alerts.channels.x.url: not a web address, expected https://… or http://…"),
+    ("[alerts.channels.x]\ntype = 'pagerduty'\nurl = 'https://events.pagerduty.com/v2/enqueue'",
+     "alerts.channels.x.secret: missing, expected PagerDuty's integration key (Events API v2)"),
+    ("[alerts.channels.x]\nurl = 'example.com'",
+     "alerts.channels.x.url: not an address, expected https://… or an Apprise URL, such as mailtos://…"),
+    ("[alerts.channels.x]\ntype = 'slack'\nurl = 'mailto://a:b@c.de'",
+     "alerts.channels.x.url: not for type slack, expected https://… or http://…"),
+    ("[alerts.channels.x]\ntype = 'apprise'\nurl = 'https://c.de'",
+     "alerts.channels.x.url: not for type apprise, expected an Apprise URL, such as mailtos://…"),
+    ("[alerts.channels.x]\nurl = 'https://hooks.slack.com/services/a'\nsecret = 's'",
+     "alerts.channels.x.secret: slack has no use for it, expected none"),
+    ("[alerts.channels.x]\nurl = 'dingtalk://abc'\nheaders = { a = 'b' }",
+     "alerts.channels.x.headers: dingtalk has no use for them, expected none"),
+    ("[alerts.channels.x]\nurl = 'https://c.de'\nmax_per_hour = 5",
+     "alerts.channels.x.max_per_hour: webhook gets every alert by itself, expected none"),
+    ("[alerts.channels.x]\nurl = 'https://c.de'\ntype = 'smoke'",
+     "alerts.channels.x.type: is \"smoke\", expected 'webhook', 'alertmanager', 'pagerduty', 'slack', 'dingtalk', 'feishu', "
+     "'wecom' or 'apprise'"),
+    ("[alerts.channels.x]\nurl = 'https://c.de'\nmin_severity = 'bad'",
+     "alerts.channels.x.min_severity: is \"bad\", expected 'warning', 'critical' or 'page'"),
+    ("[alerts.channels.x]\nurl = 'https://c.de'\nquiet_hours = '22-7'",
+     'alerts.channels.x.quiet_hours: not a part of the day, expected such as "22:00-07:00"'),
+    ("[alerts.channels.x]\nurl = 'https://c.de'\nquiet_hours = '07:00-07:00'",
+     'alerts.channels.x.quiet_hours: not a part of the day, expected such as "22:00-07:00"'),
+    ("[alerts]\nremind_s = -1", "alerts.remind_s: is -1, expected at least 0"),
+    ("[alerts.templates]\ntitle = 'costs 5$'",
+     "alerts.templates.title: holds a $ that begins no name, expected $name, ${name}, or $$ for a $"),
+    ("[alerts.templates]\ntext = '$hots'",
+     "alerts.templates.text: $hots is no name, expected some of $action, $cause, $class, $engine, $folder, $gap, $host, "
+     "$human, $incident, $kind, $next, $opened, $resolved, $service, $title, $urgency"),
+    (OTHER + "model = 'm'\nport = 8102\nargs = { hf-token = 'x' }",
+     "engines.b.args.hf-token: can be read by every user of the host, expected engines.b.env.HF_TOKEN"),
     (OTHER + "port = 8102", "engines.b.model: missing, expected the model's name or folder"),
     (OTHER + "model = 'm'", "engines.b.port: missing, expected the port that the engine listens on"),
     (OTHER + "model = 'm'\nport = 80", "engines.b.port: is 80, expected at least 1024"),
@@ -622,6 +651,10 @@ def test_a_key_with_a_line_break_is_told_in_one_line() -> None:
     "[alerts.channels.x]\nurl = 'http://x'\nheaders = { a = \"S3CRET\\r\\n\" }",
     "[alerts.channels.x]\nurl = 'http://x'\nheaders = 'S3CRET'",
     "[alerts.channels.x]\nurl = 'http://S3CRET@[/'",
+    "[alerts.channels.x]\nurl = 'S3CRET://'",
+    "[alerts.channels.x]\nurl = 'slack://T0/B0/S3CRET'\nsecret = 'S3CRET'",
+    "[alerts.channels.x]\nurl = 'pagerduty://S3CRET'\nheaders = { a = 'S3CRET' }",
+    "[alerts.channels.x]\nurl = 'https://x'\nsecret = ['S3CRET']",
 ])
 def test_no_problem_ever_says_a_secret(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -757,6 +790,8 @@ def test_flags_that_newer_versions_refuse_are_known() -> None:
 def test_a_shown_command_line_can_be_pasted_and_holds_no_secret() -> None:
     argv = ("vllm", "serve", "a b", "--hf-token", "S3CRET", "--hf-token=S3CRET", "--max-num-batched-tokens", "5")
     assert masked(argv) == "vllm serve 'a b' --hf-token ******** --hf-token=******** --max-num-batched-tokens 5"
+    assert masked(("--x", "http://u:p@h/", "--y=http://u:p@h/")) == "--x http://********@h/ --y=http://********@h/"
+    assert holds_password(("--x", "a http://u:p@h/")) and not holds_password(("--x", "http://u@h:1/ http://h:1/a@b:c"))
     env = (("HF_TOKEN", "S3CRET"), ("HTTPS_PROXY", "http://u:S3CRET@p:1"), ("TOKENIZERS_PARALLELISM", "true"))
     assert masked_env(env) == "HF_TOKEN=******** HTTPS_PROXY='http://********@p:1' TOKENIZERS_PARALLELISM=true"
 

@@ -396,6 +396,16 @@ def test_what_died_while_no_watchdog_ran_is_an_outage_all_the_same() -> None:
     assert after.only(c.Alert).kind == "opened"
 
 
+def test_what_failed_and_had_no_incident_yet_when_the_daemon_died_is_missed_too() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    scene.feed(e.Exited(10.0, scene.engine().mark, 0))
+    assert scene.phase() is Phase.KILLING and not scene.world.incidents     # its log is read before it is named
+    assert [incident.class_ for incident in reborn(scene, 11.0).world.incidents] == ["unexpected_exit"]
+    scene.bury()
+    (told,) = scene.world.incidents
+    assert [(incident.id, incident.class_) for incident in reborn(scene, 12.0).world.incidents] == [(told.id, told.class_)]
+
+
 def test_what_had_not_served_yet_ended_unmissed() -> None:
     assert not reborn(Scene(plan()), 50.0).world.incidents
 

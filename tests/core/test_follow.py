@@ -745,3 +745,15 @@ def test_a_stop_ends_with_the_last_stray() -> None:
     scene.feed(e.StopAsked(10.0, "SIGTERM"))
     scene.feed(e.Emptied(11.0, mark("primary#1")))
     assert scene.only(c.Quit)
+
+
+def test_a_held_service_asks_for_its_human_again_and_wakes_the_loop_for_it() -> None:
+    scene = Scene(replace(plan(backup=False, limits=Limits(budget=0)), remind_s=600.0)).serve()
+    scene.crash("primary", 10.0)
+    assert scene.phase() is Phase.HELD
+    assert next_deadline(scene.world) == 610.0
+    scene.at(609.0)
+    assert [kind for kind, _ in scene.alerts()] == ["opened"]
+    scene.at(610.0)
+    assert [kind for kind, _ in scene.alerts()] == ["opened", "reminder"]
+    assert scene.only(c.Record).incident.reminders == 1 and next_deadline(scene.world) == 1210.0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from tests.core.scenes import finding
 
@@ -15,6 +16,8 @@ from vllm_watchdog.core.incidents import (
     opened,
     owed,
     proved,
+    remind_at,
+    reminded,
     resolved,
     stamp,
 )
@@ -136,3 +139,22 @@ def test_an_end_owes_one_alert_also_where_it_opened_in_the_same_turn() -> None:
     after = resolved(one(), 160.0, 1_795_000_160.0, "")
     assert list(owed(one(), after)) == ["resolved"]
     assert list(owed(None, after)) == ["opened", "resolved"]
+
+
+def test_a_human_who_is_needed_is_reminded_until_it_ends() -> None:
+    calm = one(urgency=C)
+    assert remind_at(calm, 60.0) == inf
+    held = joined(calm, "budget_spent", PAGE, "held", 110.0)
+    assert held.paged_at == 110.0 and remind_at(held, 60.0) == 170.0 and remind_at(held, 0.0) == inf
+    again = reminded(joined(held, "budget_spent", PAGE, "held", 150.0), 170.0, 60.0)
+    assert again.reminders == 1 and remind_at(again, 60.0) == 230.0
+    assert list(owed(held, again)) == ["reminder"] and list(owed(again, again)) == []
+    assert remind_at(resolved(again, 200.0, 0.0, "calm"), 60.0) == inf
+    assert one(urgency=PAGE).paged_at == 100.0
+
+
+def test_several_reminders_that_nobody_was_there_to_give_are_one() -> None:
+    held = one(urgency=PAGE)
+    late = reminded(held, 100.0 + 605.0, 60.0)
+    assert late.reminders == 10 and remind_at(late, 60.0) == 100.0 + 11 * 60.0
+    assert reminded(held, 159.999, 60.0).reminders == 1     # a rounding error must not make a reminder that counts nothing

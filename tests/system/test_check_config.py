@@ -19,7 +19,7 @@ model = "a model"
 port = 8100
 gpus = [0]
 api_key = "S3CRET"
-args = {{ max-num-seqs = 64, gpu-memory-utilization = 0.9, hf-token = "S3CRET" }}
+args = {{ max-num-seqs = 64, gpu-memory-utilization = 0.9, x-auth-token = "S3CRET" }}
 [engines.backup]
 backup_for = "primary"
 port = 8101
@@ -52,7 +52,7 @@ def test_a_good_file_shows_each_engines_full_command_line() -> None:
     for argv, port, seqs in zip(shown, ("8100", "8101"), ("64", "16"), strict=True):
         assert argv == [
             sys.executable, "-m", "vllm_watchdog.sim", "--model", "a model", "--host", "127.0.0.1", "--port", port,
-            "--max-num-seqs", seqs, "--gpu-memory-utilization", "0.9", "--hf-token", "********",
+            "--max-num-seqs", seqs, "--gpu-memory-utilization", "0.9", "--x-auth-token", "********",
         ]
     assert "engine backup, cold backup for primary: port 8101, GPU 0, log " in out
 
@@ -75,6 +75,16 @@ def test_no_secret_is_shown() -> None:
     assert status == 0
     assert "S3CRET" not in out + err
     assert "VLLM_API_KEY=********" in out
+
+
+def test_an_address_that_apprise_does_not_know_is_told_without_it() -> None:
+    assert run(GOOD + '[alerts.channels.team]\nurl = "nosuchthing://S3CRET"\n') == (
+        2, "", "alerts.channels.team.url: Apprise does not know this address, see https://appriseit.com/services\n")
+
+
+def test_the_kind_of_each_channel_is_shown() -> None:
+    _, out, _ = run(GOOD + '[alerts.channels.team]\nurl = "dingtalk://SECx@S3CRET"\n')
+    assert "alerts: oncall (webhook), team (dingtalk)" in out and "S3CRET" not in out
 
 
 def test_a_bad_file_is_told_line_by_line_on_stderr_with_status_2() -> None:

@@ -85,6 +85,7 @@ class Settings(BaseSettings):
             failover=FailoverPlan(self.failover.after_failures, self.failover.failback, self.failover.stable_s),
             planned=self.restart.planned,
             sample_s=self.daemon.sample_s,
+            remind_s=self.alerts.remind_s,
             bundle_interval_s=self.evidence.min_interval_s,
             seed=seed,
         )

@@ -20,6 +20,7 @@ Arg = Scalar | list[object] | dict[str, object]
 
 UNSET = "unset"     # as the value of an arg: leave the flag out, although the primary has it
 MASK = "********"
+USER = re.compile(r"://[^@/\s]+@")        # of a URL
 SECRET_WORDS = {"apikey", "auth", "credential", "credentials", "key", "passwd", "password", "secret", "token"}
 
 # Flags of the newest vLLM's past, with what took their place.  Source: the argument parsers of 15 releases up to 0.33.
@@ -145,17 +146,26 @@ def masked(argv: Sequence[str]) -> str:
         flag, is_pair, _ = word.partition("=")
         if word.startswith("--"):
             hide = secret_name(flag) and not is_pair
-            words.append(f"{flag}={MASK}" if is_pair and secret_name(flag) else word)
+            words.append(f"{flag}={MASK}" if is_pair and secret_name(flag) else _without_user(word))
         else:
-            words.append(MASK if hide else word)
+            words.append(MASK if hide else _without_user(word))
             hide = False
     return " ".join(word if MASK in word else shlex.quote(word) for word in words)
 
 
 def masked_env(env: Iterable[tuple[str, str]]) -> str:
     """Variables as a shell takes them; also hides the password of a URL such as a proxy's."""
-    shown = ((name, re.sub(r"://[^@/\s]+@", f"://{MASK}@", value)) for name, value in env)
+    shown = ((name, _without_user(value)) for name, value in env)
     return " ".join(f"{name}={MASK if secret_name(name) else shlex.quote(value)}" for name, value in shown)
+
+
+def _without_user(text: str) -> str:
+    return USER.sub(f"://{MASK}@", text)
+
+
+def holds_password(argv: Iterable[str]) -> bool:
+    """Is there a URL with user and password in a command line, which every user of the host can read?"""
+    return any(":" in match[0].removeprefix("://") for word in argv for match in USER.finditer(word))
 
 
 def secret_name(name: str) -> bool:

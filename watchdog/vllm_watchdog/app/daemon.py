@@ -27,6 +27,7 @@ from vllm_watchdog.act.survey import survey
 from vllm_watchdog.app import channels
 from vllm_watchdog.app.clock import Sampling
 from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
+from vllm_watchdog.app.recall import recalled
 from vllm_watchdog.app.route import route
 from vllm_watchdog.app.samples import Samples
 from vllm_watchdog.config import ROUTE_FILE, Settings
@@ -57,6 +58,7 @@ from vllm_watchdog.tell.systemd import Notifier
 HEALTH_TIMEOUT_S = 5.0      # a server with a thousand new requests was seen to need seconds for /health
 GPU_SILENT_PERIODS = 3
 EVIDENCE_FLOOR = 0.25       # of disk_free_gib: what is left then is for the journal and the engines' logs
+WRITTEN_S = 5.0             # the state waits this long for the alerts that it owes to be on disk
 EX_SOFTWARE = 70            # sysexits.h
 LEAVE_S = 5.0               # to write the last lines down when everything has stopped
 
@@ -110,16 +112,17 @@ class Daemon:
         self.journal: Journal = self._part(Journal(
             daemon.log_dir / "journal", time.monotonic, time.time, tap=self._tap,
             total_bytes=int(self.settings.retention.journal_gib * GIB)))
-        self.store: Store = self._part(Store(daemon.state_dir / "state.json", time.monotonic, self.say))
         self.route: Store = self._part(Store(daemon.state_dir / ROUTE_FILE, time.monotonic, self.say))
         retention = self.settings.retention
         self.history: History = self._part(History(
             daemon.log_dir / "history.db", time.monotonic, time.time, self.say, keep_s=retention.days * DAY_S))
         self.outbox: Outbox = self._part(Outbox(
-            channels.webhooks(self.settings), Ledger(self.history), channels.writer(self.settings).payload,
+            channels.channels(self.settings), Ledger(self.history), channels.writer(self.settings),
             time.monotonic, time.time, self.say))
         self.pages: Pages = self._part(Pages(self._incidents_dir, time.monotonic, self.say))
-        reader = Reader(daemon.log_dir / "history.db")
+        self.store: Store = self._part(Store(
+            daemon.state_dir / "state.json", time.monotonic, self.say, first=lambda: self.outbox.written(WRITTEN_S)))
+        self.reader = reader = Reader(daemon.log_dir / "history.db")
         self.control: Control = self._part(Control(
             daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
             self._hear_casualties))
@@ -172,7 +175,7 @@ class Daemon:
         lock = Lock.acquire(daemon.state_dir / "lock")
         try:
             become_subreaper()
-            memory = load(daemon.state_dir / "state.json", time.time(), self.say)
+            memory = recalled(load(daemon.state_dir / "state.json", time.time(), self.say), self.reader, self.say)
             booted = Booted(
                 at=time.monotonic(), plan=self.settings.plan(host_seed()), wall_offset=time.time() - time.monotonic(),
                 boot_id=boot_id(), memory=memory, survivors=survey(self.instance),

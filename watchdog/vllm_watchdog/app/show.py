@@ -81,7 +81,7 @@ def _host(host: dict[str, Any]) -> str:
 def _channel(channel: dict[str, Any]) -> str:
     delivered = _when(channel["delivered_wall"]) if channel["delivered_wall"] else "nothing yet"
     waiting = f"; {channel['waiting']} waiting" if channel["waiting"] else ""
-    failing = f": {channel['failing']}" if channel["failing"] else ""
+    failing = f"; FAILING since {_when(channel['failing_since_wall'])}: {channel['failing']}" if channel["failing"] else ""
     return f"alerts to {channel['name']}: last delivered {delivered}{waiting}{failing}"
 
 

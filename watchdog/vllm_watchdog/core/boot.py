@@ -78,7 +78,7 @@ def _rebased(incident: Incident, event: Booted) -> Incident:
     """After a reboot the monotonic clock began anew: the wall clock says how long ago it was."""
     by = (incident.wall_opened - event.wall_offset) - incident.opened_at
     return replace(
-        incident, opened_at=incident.opened_at + by, touched_at=event.at,
+        incident, opened_at=incident.opened_at + by, touched_at=event.at, paged_at=incident.paged_at + by,
         timeline=tuple(replace(entry, at=entry.at + by) for entry in incident.timeline),
     )
 

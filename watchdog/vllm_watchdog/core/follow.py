@@ -46,6 +46,7 @@ def follow(turn: Turn) -> None:
     if not (releasing or rousing) or turn.world.look_at <= turn.at:
         turn.world = replace(turn.world, look_at=inf)
     _recovered(turn)
+    _remind(turn)
     if turn.world.stopping and turn.world.all_at_rest:
         turn.do(Quit())
 
@@ -237,3 +238,10 @@ def _recovered(turn: Turn) -> None:
             text = f"calm for {turn.at - since:.0f} s"
             turn.world = turn.world.with_incident(incidents.resolved(incident, turn.at, turn.wall, text))
             turn.say("incident.resolved", incident=incident.id)
+
+
+def _remind(turn: Turn) -> None:
+    every_s = turn.world.plan.remind_s
+    for incident in turn.world.incidents:
+        if incidents.remind_at(incident, every_s) <= turn.at:
+            turn.world = turn.world.with_incident(incidents.reminded(incident, turn.at, every_s))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from math import inf
 
 from vllm_watchdog.core.blame import specificity
 from vllm_watchdog.core.verdict import Finding
@@ -57,6 +58,8 @@ class Incident:
     timeline: tuple[Entry, ...] = ()
     findings: tuple[Finding, ...] = ()
     evidence: tuple[str, ...] = ()      # folders
+    paged_at: float = inf               # when only a human could help
+    reminders: int = 0                  # how often that was said again
 
 
 def opened(service: str, engine: str, generation: int, class_: str, urgency: Urgency, text: str,
@@ -64,7 +67,7 @@ def opened(service: str, engine: str, generation: int, class_: str, urgency: Urg
     return Incident(
         id=f"{stamp(wall)}-{engine}-{class_}", service=service, engine=engine, generation=generation, class_=class_,
         urgency=urgency, opened_at=at, wall_opened=wall, touched_at=at, text=text,
-        timeline=(Entry(at, "opened", f"{class_}: {text}"),),
+        timeline=(Entry(at, "opened", f"{class_}: {text}"),), paged_at=at if urgency is Urgency.PAGE else inf,
     )
 
 
@@ -76,6 +79,8 @@ def joined(incident: Incident, class_: str, urgency: Urgency, text: str, at: flo
     """A further symptom.  It becomes the cause if it says more than the cause so far."""
     worse = urgency.rank > incident.urgency.rank        # what calls a human says why, in any case
     incident = replace(incident, touched_at=at, urgency=max(incident.urgency, urgency, key=lambda u: u.rank))
+    if incident.urgency is Urgency.PAGE:
+        incident = replace(incident, paged_at=min(incident.paged_at, at))
     told = any(entry.what in ("opened", "symptom") and at - entry.at < TOLD_S and entry.text.startswith(f"{class_}: ")
                for entry in incident.timeline)
     if told and not worse:
@@ -104,11 +109,24 @@ def resolved(incident: Incident, at: float, wall: float, text: str) -> Incident:
     return replace(noted(incident, at, "resolved", text), wall_resolved=wall)
 
 
+def remind_at(incident: Incident, every_s: float) -> float:
+    """When the next reminder is due that a human is needed; inf: none is (`every_s` 0: never)."""
+    open_ = incident.wall_resolved is None
+    return incident.paged_at + (incident.reminders + 1) * every_s if open_ and every_s else inf
+
+
+def reminded(incident: Incident, at: float, every_s: float) -> Incident:
+    """Counts the reminder that is due; a daemon that was away while several were owes one."""
+    return replace(incident, reminders=max(int((at - incident.paged_at) // every_s), incident.reminders + 1))
+
+
 def owed(before: Incident | None, after: Incident) -> Iterator[str]:
-    """The alerts that a change owes: one when it opens, one when only a human can help, one when it ends."""
+    """The alerts that a change owes: when it opens, becomes more urgent, still needs its human, and ends."""
     if before is None:
         yield "opened"
     elif after.urgency.rank > before.urgency.rank:
         yield "worsened"
+    elif after.reminders > before.reminders:
+        yield "reminder"
     if after.wall_resolved is not None:
         yield "resolved"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from vllm_watchdog.core.failover import Service
-from vllm_watchdog.core.incidents import Incident
+from vllm_watchdog.core.incidents import Incident, remind_at
 from vllm_watchdog.core.leaks import Growth, Trends
 from vllm_watchdog.core.liveness import Pulse
 from vllm_watchdog.core.lowering import Lowering
@@ -138,7 +138,14 @@ def due_at(world: World, engine: Engine) -> float:
 def next_deadline(world: World) -> float:
     """The instant at which a Tick is due at the latest."""
     strays_until = world.strays_until if world.strays and world.at < world.strays_until else inf
-    return min((world.look_at, strays_until, *(due_at(world, engine) for engine in world.engines)))
+    remind = (remind_at(incident, world.plan.remind_s) for incident in world.incidents)
+    return min((world.look_at, strays_until, *remind, *(due_at(world, engine) for engine in world.engines)))
+
+
+def _untold(world: World, engine: Engine) -> bool:
+    """It has failed, and its incident is not open yet: its cause is still being read."""
+    failed = engine.life.charged and engine.phase not in AT_REST
+    return failed and world.incident(world.plan.service_of(engine.name)) is None
 
 
 def remembered(world: World) -> Memory:
@@ -155,7 +162,7 @@ def remembered(world: World) -> Memory:
                 held=(engine.life.doom or engine.blame) if engine.phase is Phase.HELD and not forgiven else "",
                 why=engine.why if engine.phase is Phase.HELD and not forgiven else "",
                 asleep=engine.phase in NAPPING,
-                served=engine.phase is Phase.SERVING,
+                served=engine.phase is Phase.SERVING or _untold(world, engine),
                 renewed_at=engine.renewed_at,
             )
             for engine in world.engines
