@@ -112,7 +112,9 @@ def _services(event: Booted, memory: Memory, running: dict[str, Survivor | None]
         standby = event.plan.engine(backup).standby if backup else Standby.COLD
         service = Service(primary.name, backup, standby, side, since=event.at)
         if memory.boot_id == event.boot_id:
+            served = any(engine.served for engine in memory.engines if engine.name == service.wanted)
             service = replace(service, turned_at=before.turned_at, patience=before.patience,
+                              excused_until=-inf if served else inf,     # only a first start is excused
                               lowering=before.lowering if side is Side.PRIMARY else Lowering())
         services.append(service)
     return services
