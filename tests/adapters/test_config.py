@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from vllm_watchdog.config import ConfigError, Settings, load
+from vllm_watchdog.config import ConfigError, Settings, load, misspelt
 from vllm_watchdog.config_levels import SLEEPER as SLEEPER_SHARE
 from vllm_watchdog.config_levels import card_shares, levels, share_of
 from vllm_watchdog.config_problems import keys_at
@@ -403,6 +403,25 @@ def test_other_backups_may_listen_everywhere(mode: str) -> None:
 def test_a_hot_backup_adds_to_what_is_taken_of_a_card_and_a_sleeper_its_rest(mode: Standby, share: float) -> None:
     engines = (EnginePlan("p", 1, (0,), 0.6), EnginePlan("b", 2, (0,), 0.5, "p", mode))
     assert card_shares(engines) == {0: pytest.approx(share)}
+
+
+def test_a_variable_that_nearly_is_a_key_is_said_and_one_that_is_not_ours_is_not() -> None:
+    environ = {
+        "LLM_WATCHDOG_GATEWAY_LISTEN": "x", "LLM_WATCHDOG_DAEMONS_LOG_DIR": "x", "LLM_WATCHDOG_ALERT": "{}",
+        "LLM_WATCHDOG_DAEMON__LOG_DIR": "x", "LLM_WATCHDOG_ENGINES": "{}", "LLM_WATCHDOG_MARK": "x",
+        "LLM_WATCHDOG_SIM_GPU": "x", "PATH": "x",
+    }
+    assert misspelt(environ) == (
+        "LLM_WATCHDOG_ALERT is not read, did you mean LLM_WATCHDOG_ALERTS (a whole section in JSON)?",
+        "LLM_WATCHDOG_DAEMONS_LOG_DIR is not read, did you mean LLM_WATCHDOG_DAEMON__LOG_DIR?",
+        "LLM_WATCHDOG_GATEWAY_LISTEN is not read, did you mean LLM_WATCHDOG_GATEWAY__LISTEN?",
+    )
+
+
+def test_the_core_is_told_sizing_flags_and_never_a_secret() -> None:
+    args = 'args = { max-num-seqs = 64, gpu-memory-utilization = 0.8, hf-overrides = { a = 1 }, served-model-name = "x" }'
+    plan = read(PRIMARY + args).plan(seed=0)
+    assert dict(plan.engines[0].args) == {"max-num-seqs": "64", "gpu-memory-utilization": "0.8"}
 
 
 def test_text_of_the_environment_is_read_as_what_its_field_wants() -> None:

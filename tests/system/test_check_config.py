@@ -106,3 +106,10 @@ def test_without_a_file_the_usual_places_are_named() -> None:
     err = StringIO()
     assert check(None, StringIO(), err) == 2
     assert err.getvalue().startswith("config.toml: not there, nor is /etc/llm-watchdog/config.toml")
+
+
+def test_a_variable_that_nearly_is_a_key_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLM_WATCHDOG_GATEWAY_LISTEN", "127.0.0.1:8000")
+    status, out, _ = run(GOOD)
+    assert status == 0
+    assert "warning: LLM_WATCHDOG_GATEWAY_LISTEN is not read, did you mean LLM_WATCHDOG_GATEWAY__LISTEN?\n" in out

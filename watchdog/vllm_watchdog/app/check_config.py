@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from vllm_watchdog.app.channels import unusable
-from vllm_watchdog.config import ConfigError, Launch, Settings, load
+from vllm_watchdog.config import ConfigError, Launch, Settings, load, misspelt
 from vllm_watchdog.config_channels import address
 from vllm_watchdog.config_levels import card_shares
 from vllm_watchdog.core.lowering import limit
@@ -43,7 +43,7 @@ def _lines(settings: Settings) -> Iterator[str]:
     told = (f"{name} ({address(channel).kind})" for name, channel in settings.alerts.channels.items())
     yield f"alerts: {', '.join(told) or 'no channel, nobody is told'}"
     yield f"state in {settings.daemon.state_dir}, logs in {settings.daemon.log_dir}"
-    yield from (f"warning: {line}" for line in settings.warnings())
+    yield from (f"warning: {line}" for line in (*settings.warnings(), *misspelt()))
 
 
 def _engine(settings: Settings, name: str, launch: Launch) -> Iterator[str]:

@@ -30,6 +30,7 @@ from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
 from vllm_watchdog.app.recall import recalled
 from vllm_watchdog.app.route import route
 from vllm_watchdog.app.samples import Samples
+from vllm_watchdog.app.show import worded
 from vllm_watchdog.config import ROUTE_FILE, Settings
 from vllm_watchdog.config_sections import GIB
 from vllm_watchdog.core import commands as c
@@ -119,13 +120,13 @@ class Daemon:
         self.outbox: Outbox = self._part(Outbox(
             channels.channels(self.settings), Ledger(self.history), channels.writer(self.settings),
             time.monotonic, time.time, self.say))
-        self.pages: Pages = self._part(Pages(self._incidents_dir, time.monotonic, self.say))
+        self.pages: Pages = self._part(Pages(self._incidents_dir, time.monotonic, self.say, os.uname().nodename))
         self.store: Store = self._part(Store(
             daemon.state_dir / "state.json", time.monotonic, self.say, first=lambda: self.outbox.written(WRITTEN_S)))
         self.reader = reader = Reader(daemon.log_dir / "history.db")
         self.control: Control = self._part(Control(
             daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
-            self._hear_casualties))
+            self._hear))
 
     def _sense(self) -> None:
         daemon, post, clock = self.settings.daemon, self.inbox.put, time.monotonic
@@ -225,17 +226,26 @@ class Daemon:
             self._status = status
             self.notifier.status(status)
 
-    def _hear_casualties(self, said: dict[str, Any]) -> None:
-        """Raises ValueError for what is no list of casualties."""
+    def _hear(self, said: dict[str, Any]) -> None:
+        """The gateway's words.  Raises ValueError for what can't be read."""
+        if said["verb"] == "waited":
+            service = said.get("service")
+            wait = {key: value for key, value in said.items() if key not in ("verb", "service")}
+            event = {"_": "Waited", "at": time.monotonic(), "service": service, "wait": {"_": "Wait"} | wait}
+            self.inbox.put(CODEC.decode(event))
+        else:
+            self.inbox.put(self._casualties(said))
+
+    def _casualties(self, said: dict[str, Any]) -> Event:
         requests = said.get("requests")
         if not isinstance(requests, list) or not all(isinstance(each, dict) for each in requests):
             raise ValueError("requests: expected a list of objects")
-        event = CODEC.decode({
+        event: Event = CODEC.decode({
             "_": "Casualties", "at": time.monotonic(), "in_flight": said.get("in_flight"),
             "mark": {"_": "Mark", "engine": said.get("engine"), "generation": said.get("generation")},
             "requests": [{"_": "InFlight"} | each for each in requests],
         })
-        self.inbox.put(event)
+        return event
 
     def report(self) -> dict[str, Any]:
         return report(self.world) | {
@@ -245,7 +255,7 @@ class Daemon:
 
     def _record(self, command: c.Record) -> None:
         self.history.record(command.incident)
-        self.pages.write(command.incident)
+        self.pages.write(command.incident, self.samples.points(command.incident.engine))
 
     def _spawn(self, command: c.Spawn) -> None:
         self.tails[command.mark.engine].follow(command.mark, from_start_of_file=False)
@@ -311,17 +321,5 @@ class Daemon:
 
 def print_line(line: dict[str, Any]) -> None:
     """`2026-11-29T14:41:57.123Z engine.phase engine=primary#2 was=loading now=serving`"""
-    sys.stderr.write(worded(line) + "\n")
+    sys.stderr.write(worded({"wall": iso(time.time())} | line) + "\n")
     sys.stderr.flush()
-
-
-def worded(line: dict[str, Any]) -> str:
-    """A journal line in words, with its fields in order."""
-    left_out = ("wall", "at", "say", "decided")
-    fields = " ".join(f"{key}={_quoted(value)}" for key, value in line.items() if key not in left_out)
-    return f"{line.get('wall') or iso(time.time())} {line['say']} {fields}".rstrip()
-
-
-def _quoted(value: object) -> str:
-    text = str(value)
-    return json.dumps(text, ensure_ascii=False) if " " in text or "=" in text or '"' in text else text

@@ -77,10 +77,7 @@ def _forget(turn: Turn) -> None:
 def _rebased(incident: Incident, event: Booted) -> Incident:
     """After a reboot the monotonic clock began anew: the wall clock says how long ago it was."""
     by = (incident.wall_opened - event.wall_offset) - incident.opened_at
-    return replace(
-        incident, opened_at=incident.opened_at + by, touched_at=event.at, paged_at=incident.paged_at + by,
-        timeline=tuple(replace(entry, at=entry.at + by) for entry in incident.timeline),
-    )
+    return incidents.shifted(incident, by, event.at)
 
 
 def _leader(engine: Engine, survivors: tuple[Survivor, ...]) -> Survivor | None:
@@ -146,7 +143,7 @@ def _adopt(turn: Turn, name: str, survivor: Survivor, asleep: bool) -> None:
     left = max(engine.plan.limits.load_s - survivor.age_s, engine.plan.limits.suspect_s)
     phase = Phase.SERVING if asleep else Phase.LOADING
     life = State(phase=phase, wanted=True, deadline=turn.at + left, failures=engine.life.failures)
-    turn.change(name, life=life, pid=survivor.pid, spawned_at=turn.at - survivor.age_s, cause="", why="",
+    turn.change(name, life=life, pid=survivor.pid, spawned_at=turn.at - survivor.age_s, cause="", why="", adopted=True,
                 pulse=replace(engine.pulse, since=turn.at))
     turn.do(Adopt(survivor.mark, survivor.pid))
     turn.say("engine.adopted", engine=survivor.mark, pid=survivor.pid, then="kept" if kept else "stopped")

@@ -70,6 +70,7 @@ class EnginePlan:
     standby: Standby = Standby.COLD
     limits: Limits = Limits()
     max_seqs: int | None = None
+    args: tuple[tuple[str, str], ...] = ()      # vLLM's sizing flags as configured, for advice; never a secret
 
 
 @dataclass(frozen=True, slots=True)

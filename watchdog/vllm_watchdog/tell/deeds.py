@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vllm_watchdog.core.incidents import Incident
 
-DONE = frozenset({"action", "failover", "failback", "lowered", "reaped", "operator", "paused"})
+DONE = frozenset({"action", "started", "woken", "failover", "failback", "lowered", "reaped", "operator", "paused"})
 SERVES = frozenset({"serving", "suspect"})
 
 

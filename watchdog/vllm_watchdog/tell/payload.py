@@ -15,6 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from vllm_watchdog.core import story
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.commands import Alert
 from vllm_watchdog.core.incidents import Incident, Urgency
@@ -61,7 +62,7 @@ class Writer:
             "headline": headline, "lines": lines, "text": plain(headline, lines),
             "actions": [_line(text) for text in done.actions[-actions_kept:]], "gap_s": done.gap_s,
             "advice": [tongue.of(line)[:text_limit] for tongue in self._tongues
-                       for line in (entry.advice[:advice_kept] if entry else ())],
+                       for line in story.advice(incident)[:advice_kept]],
             "host": self.host, "at": iso(wall), "opened": iso(incident.wall_opened),
             "resolved": None if incident.wall_resolved is None else iso(incident.wall_resolved),
             "folder": facts[0]["folder"],
@@ -110,9 +111,9 @@ class Writer:
 
 def _facts(tongue: Tongue, kind: str, incident: Incident, title: Text, writer: Writer) -> dict[str, str]:
     """Every name that a template may hold.  `code` and `who` are for our own."""
-    entry, done = CATALOG.get(incident.class_), deeds(incident)
+    done = deeds(incident)
     trial_ = kind == "test"
-    advice = [] if kind == "resolved" or not entry else [tongue.of(text) for text in entry.advice[:advice_kept]]
+    advice = [] if kind == "resolved" else [tongue.of(text) for text in story.advice(incident)[:advice_kept]]
     opened, resolved = _time(incident.wall_opened), incident.wall_resolved
     return {name: _line(text) for name, text in {
         "code": kind, "kind": tongue.kinds.get(kind, kind), "urgency": tongue.urgencies[incident.urgency],
