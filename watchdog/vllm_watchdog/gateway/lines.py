@@ -77,7 +77,7 @@ class Line:
 
     def waited(self, since: float) -> bool:
         """Did a request that waits since then wait for an engine, and not for room?"""
-        return self.down_since is not None or since <= self.waits.up_at
+        return self.down_since is not None or since < self.waits.up_at
 
     def __str__(self) -> str:
         target = self.station.target if self.station is not None else None
