@@ -97,6 +97,7 @@ class Bench:
         for members in proc.marked(INSTANCE).values():
             for who in members:
                 os.kill(who.pid, signal.SIGKILL)
+        self.until(lambda: not proc.marked(INSTANCE))       # a killed process still runs for a moment
         for pid in self.pids:
             try:
                 os.waitpid(pid, 0)
