@@ -144,6 +144,7 @@ class Settings(BaseSettings):
             api_key=engine.api_key,
             log_path=self.daemon.log_dir / f"{name}.log",
             gpus=engine.gpus,
+            memory_max=None if engine.memory_max_gib is None else int(engine.memory_max_gib * GIB),
         )
 
     def gateway_plan(self) -> GatewayPlan:

@@ -47,6 +47,7 @@ class Daemon(Section):
     log_dir: Folder = Path("logs")
     sample_s: Annotated[float, READ, Field(strict=True, ge=0.1, le=60)] = PLAN.sample_s
     socket: Location = Path("control.sock")
+    ready: Literal["watching", "serving"] = "watching"
 
     @field_validator("socket")
     @classmethod
@@ -71,6 +72,7 @@ class Engine(Section):
     load_timeout_s: Seconds = LIMITS.load_s
     load_idle_s: Seconds = LIMITS.load_idle_s
     stop_timeout_s: Seconds = LIMITS.stop_s
+    memory_max_gib: Gib | None = None
 
 
 class Levels(Section):

@@ -59,6 +59,7 @@ class Launch:
     api_key: SecretStr | None
     log_path: Path
     gpus: tuple[int, ...] = ()
+    memory_max: int | None = None       # bytes of its control group, where there is one
 
     @property
     def model(self) -> str:

@@ -5,8 +5,8 @@ check is made while a pidfd holds the very process.  Reads `/proc` only: it neve
 costs some 15 µs a process.  What the kernel will not tell (gone, another user's) is None or left out, never an error.
 
 A process belongs to a generation when its environment carries the mark; or, where the environment was wiped
-(setproctitle, `env -i`), when it lives in a session that our launch began, which strangers can't join; or when its
-parent belongs to it.  Once known it stays known, by PID and start time.
+(setproctitle, `env -i`), when it lives in a session that our launch began, which strangers can't join; or when it
+is in the generation's control group; or when its parent belongs to it.  Once known it stays known, by PID and start time.
 """
 
 from __future__ import annotations
@@ -97,12 +97,14 @@ def holding(who: ProcId) -> Iterator[int | None]:
 class MarkIndex:
     """Which processes are ours, remembered by ProcId so that a steady host costs one small read a process.
 
-    For one thread: every adapter keeps its own.  `lister` is `walk`, or a fake.
+    For one thread: every adapter keeps its own.  `lister` is `walk`, or a fake; `inhabitants` are the PIDs in control
+    groups of ours, which hold also what has shed every other sign.
     """
 
-    def __init__(self, instance: str, lister: Callable[[], list[Stat]] = walk) -> None:
+    def __init__(self, instance: str, lister: Callable[[], list[Stat]] = walk,
+                 inhabitants: Callable[[], dict[int, Mark]] = dict) -> None:
         self.instance = instance
-        self._lister = lister
+        self._lister, self._inhabitants = lister, inhabitants
         self._known: dict[ProcId, Mark | None] = {}
 
     def learn(self, who: ProcId, mark: Mark) -> None:
@@ -118,16 +120,19 @@ class MarkIndex:
         return {mark: tuple(members) for mark, members in found.items()}
 
     def owned(self) -> tuple[Owned, ...]:
-        """Every process of ours, zombies included, the oldest first."""
-        stats = [stat for stat in self._lister() if stat.who.pid != os.getpid()]
+        """Every process of ours, zombies included, the oldest first.  Never this one, nor one that it descends from."""
+        stats = self._lister()
+        above = _line(stats, os.getpid())
+        stats = [stat for stat in stats if stat.who.pid not in above]
         before, self._known = self._known, {}
         for stat in stats:
             self._recall(stat, before)
         sessions = self._sessions(stats)
-        by_pid: dict[int, Mark] = {}
+        by_pid = {pid: mark for pid, mark in self._inhabitants().items() if pid not in above}
         ours = []
         for stat in stats:
-            mark = self._known.get(stat.who) or sessions.get(stat.session) or by_pid.get(stat.ppid)
+            mark = (self._known.get(stat.who) or sessions.get(stat.session) or by_pid.get(stat.who.pid)
+                    or by_pid.get(stat.ppid))
             if mark:
                 self._known[stat.who] = by_pid[stat.who.pid] = mark
                 ours.append(Owned(stat, mark))
@@ -156,6 +161,16 @@ class MarkIndex:
             if leader is None or self._known.get(leader) or not read(leader.pid, "environ").strip(b"\0"):
                 sessions.setdefault(stat.session, mark)
         return sessions
+
+
+def _line(stats: list[Stat], pid: int) -> set[int]:
+    """A process and its ancestors up to init: whatever a mark says of them, an engine's they are not."""
+    parents = {stat.who.pid: stat.ppid for stat in stats}
+    line = {0, 1}       # init, and what the kernel calls its parent: whose children they are says nothing
+    while pid not in line:
+        line.add(pid)
+        pid = parents.get(pid, 0)
+    return line
 
 
 def marked(instance: str) -> dict[Mark, tuple[ProcId, ...]]:

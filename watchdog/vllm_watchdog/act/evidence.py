@@ -47,7 +47,7 @@ class Evidence:
         parts: tuple[Part, ...] = PARTS,
     ) -> None:
         self._incidents, self._launches, self._post, self._clock = incidents, launches, post, clock
-        self._limits, self._instance, self._parts = limits, instance, parts
+        self.limits, self._instance, self._parts = limits, instance, parts
         self._capture = Capture()
         self._folders = threading.Lock()
         self._writing: list[str] = []  # incidents into whose folders a bundle is being written
@@ -104,7 +104,7 @@ class Evidence:
             self._writing.remove(incident)
             try:
                 keep = frozenset((incident, *self._writing))
-                bundle.prune(self._incidents, self._limits.max_bundles, int(self._limits.max_gib * GIB), keep)
+                bundle.prune(self._incidents, self.limits.max_bundles, int(self.limits.max_gib * GIB), keep)
             except OSError:
                 return  # a folder that can't be removed now is tried again after the next bundle
 

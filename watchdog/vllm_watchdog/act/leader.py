@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.launch import Launch
@@ -24,6 +26,7 @@ OURS_ALONE = frozenset((
     "CREDENTIALS_DIRECTORY", "STATE_DIRECTORY", "RUNTIME_DIRECTORY", "LOGS_DIRECTORY", "CACHE_DIRECTORY",
     "CONFIGURATION_DIRECTORY",
 ))
+ENTER = str(Path(__file__).with_name("enter.py"))
 OUR_PREFIX, SIM_PREFIX = "LLM_WATCHDOG_", "LLM_WATCHDOG_SIM_"
 
 
@@ -74,28 +77,42 @@ class Leader:
         return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
-def spawn(launch: Launch, mark: Mark, instance: str) -> Leader:
-    """Starts the engine in a session and process group of its own.  Raises RefusedError."""
+def spawn(launch: Launch, mark: Mark, instance: str, group: Path | None = None) -> Leader:
+    """Starts the engine in a session and process group of its own, and in a control group.  Raises RefusedError."""
     log = _open_log(launch, mark)
+    report, theirs = os.pipe2(os.O_CLOEXEC)
     try:
         child = subprocess.Popen(
-            launch.argv,
+            (sys.executable, "-I", "-S", ENTER, str(theirs), str(group or ""), *launch.argv),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd=launch.cwd,
             env=environment(os.environ, launch, mark, instance),
+            pass_fds=(theirs,),
             start_new_session=True,  # a group of its own too; and no terminal's hang-up reaches it
         )
     except OSError as error:
+        os.close(report)
         raise RefusedError(_why(error, launch)) from None
     finally:
+        os.close(theirs)
         os.close(log)
+    if number := _failed_exec(report):
+        child.wait()    # it is on its way out
+        raise RefusedError(f"cannot run {launch.argv[0]}: {os.strerror(number)}")
     child.returncode = 0  # the pidfd is what we wait on: Popen must neither reap it nor complain that it outlives us
     who = identify(child.pid)
     if who is None:  # an unreaped child of ours always has a stat
         raise RuntimeError(f"no /proc entry for our own child {child.pid}")
     return Leader(mark, who, os.pidfd_open(child.pid))
+
+
+def _failed_exec(report: int) -> int:
+    """The error number of an exec that failed, 0 after one that did not: then the end of the pipe is closed."""
+    with os.fdopen(report) as lines:
+        said = dict(line.split() for line in lines)
+    return int(said.get("exec", 0))
 
 
 def adopt(mark: Mark, pid: int, index: MarkIndex) -> Leader | None:
@@ -135,4 +152,4 @@ def _open_log(launch: Launch, mark: Mark) -> int:
 def _why(error: OSError, launch: Launch) -> str:
     if str(error.filename) == str(launch.cwd):
         return f"cannot enter the working directory {launch.cwd}: {error.strerror}"
-    return f"cannot run {launch.argv[0]}: {error.strerror}"
+    return f"cannot start {launch.argv[0]}: {error.strerror}"       # no room for a process

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 OPERATOR_WAIT_S = 15.0
+DRAINED_S = 5.0         # what is cut after the drain may still write its last words
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -55,9 +56,10 @@ def _run(options: argparse.Namespace) -> int:
 
     settings = _settings(options)
     from vllm_watchdog.app.daemon import Daemon
+    from vllm_watchdog.config import load
 
     try:
-        return Daemon(settings).run()
+        return Daemon(settings, lambda: load(options.config)).run()
     except (Busy, ControlError) as error:
         return fail(str(error), 1)
     except OSError as error:
@@ -66,9 +68,17 @@ def _run(options: argparse.Namespace) -> int:
 
 def _gateway(options: argparse.Namespace) -> int:
     plan = _settings(options).gateway_plan()
+    from vllm_watchdog.app.console import Console, journald
     from vllm_watchdog.gateway.app import run
+    from vllm_watchdog.tell.systemd import Notifier
 
-    return run(plan)
+    notifier = Notifier.from_environ(os.environ)
+
+    def stopping(status: str) -> None:
+        notifier.stopping(status)
+        notifier.extend(plan.drain_s + DRAINED_S)
+
+    return run(plan, Console(journald()).say, notifier.ready, stopping)
 
 
 def _check_config(options: argparse.Namespace) -> int:
@@ -155,7 +165,7 @@ def _incidents(options: argparse.Namespace) -> int:
 
 
 def _events(options: argparse.Namespace) -> int:
-    from vllm_watchdog.app.daemon import worded
+    from vllm_watchdog.app.console import worded
     from vllm_watchdog.tell.client import Unreachable, stream
     from vllm_watchdog.tell.journal import files, read
 
@@ -243,6 +253,8 @@ def _parser() -> argparse.ArgumentParser:
         add(name, _operate, text).add_argument("engine", nargs="?")
     add("pause", _operate, "stop automatic actions, not watching")
     add("resume", _operate, "automatic actions again")
+    add("reload", _operate, "read the configuration again: thresholds and alerts at once, arguments at the next start")
+    add("handover", _operate, "leave the engines as they are to the next daemon, which systemd starts")
     alert = add("alert", _alert_test, "send a test message and print the receiver's answer")
     alert.add_argument("test", choices=["test"])
     alert.add_argument("channel", nargs="?")

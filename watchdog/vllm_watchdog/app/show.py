@@ -24,6 +24,8 @@ def status(doc: dict[str, Any]) -> str:
     lines += ["", *table(("ENGINE", "PHASE", "GEN", "PID", "PORT", "GPUS", "RSS", "KV", "RUN", "WAIT", "SINCE"),
                          (_engine(engine) for engine in doc["engines"]))]
     lines += [f"  {engine['name']}: {line}" for engine in doc["engines"] for line in _notes(engine)]
+    lines += [f"  {name}: waits for its next start: {', '.join(keys)}" for name, keys in doc.get("pending", {}).items()]
+    lines += [f"waits for a restart of the daemon: {', '.join(doc['fixed'])}"] if doc.get("fixed") else []
     lines += ["", *_gpus(doc["gpus"]), _host(doc["host"])]
     if isinstance(doc["kernel_log"], dict):
         lines.append(f"kernel log: unknown, {doc['kernel_log']['unknown']}")

@@ -57,6 +57,13 @@ class StopAsked(Event):
     by: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reloaded(Event):
+    """The configuration was read again and is valid."""
+
+    plan: Plan
+
+
 # -- what hands report
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,7 @@ class Exited(Event):
 
     mark: Mark
     code: int | None
+    oom_kills: int = 0      # processes of its control group that the kernel ended for memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +205,8 @@ class Casualties(Event):
 
 @dataclass(frozen=True, slots=True)
 class Asked(Event):
-    """An operator's wish; `ref` names whom to answer.  `verb`: restart failover failback pause resume snapshot."""
+    """An operator's wish; `ref` names whom to answer.  `verb`: restart failover failback pause resume snapshot
+    handover."""
 
     ref: int
     verb: str

@@ -16,6 +16,7 @@ from vllm_watchdog.core.commands import Alert, Command, Drain, Dump, Kill, Recor
 from vllm_watchdog.core.incidents import Incident, Urgency
 from vllm_watchdog.core.liveness import Pulse
 from vllm_watchdog.core.policy import Do, Phase, Sign
+from vllm_watchdog.core.reload import settled
 from vllm_watchdog.core.symptoms import Trend
 from vllm_watchdog.core.verdict import Finding
 from vllm_watchdog.core.world import NOT_YET, Engine, World
@@ -130,6 +131,7 @@ class Turn:
             self.sign(name, Sign.DUMPED)
 
     def _look(self, _: str) -> None:
+        self.world = settled(self.world)
         self.sample_again()
 
     def sample_again(self) -> None:

@@ -82,6 +82,7 @@ class World:
     bundled: tuple[tuple[str, float], ...] = ()  # (class/subject, when its last bundle was taken)
     paused: bool = False
     stopping: bool = False
+    asked: Plan | None = None           # a newer plan, part of which waits for an engine's next start
     strays_until: float = inf           # a stop waits this long for strays that do not go
     restarts: tuple[float, ...] = field(default=())     # of the last day
 
