@@ -139,7 +139,7 @@ def test_a_launch_gets_its_own_group_mark_and_log(bench: Bench) -> None:
 
 def test_an_engine_starts_as_if_there_had_been_no_step_between(bench: Bench) -> None:
     """It gets the environment as it was meant (Python adds LC_CTYPE in a C locale), and no signal that Python ignores."""
-    script = "grep SigIgn /proc/self/status; tr '\\0' '\\n' </proc/self/environ; echo up; sleep 60"
+    script = "grep SigIgn /proc/self/status; tr '\\0' '\\n' </proc/self/environ; echo up; exec sleep 60"
     env = (("LC_ALL", ""), ("LANG", "C"), ("ODD", "a=b"))
     bench.start(bench.launch("", argv=("/bin/sh", "-c", script), env=env)).do(Spawn(ONE))
     bench.pids.append(bench.next(Spawned).pid)

@@ -48,6 +48,16 @@ def _settings(options: argparse.Namespace) -> Any:
         raise SystemExit(fail("\n".join(error.problems))) from None
 
 
+def _daemon(options: argparse.Namespace) -> Any:
+    """Where the daemon is; the rest of the configuration may need secrets that only the daemon can read."""
+    from vllm_watchdog.config import ConfigError, load_daemon
+
+    try:
+        return load_daemon(options.config)
+    except ConfigError as error:
+        raise SystemExit(fail("\n".join(error.problems))) from None
+
+
 # -- the daemon
 
 def _run(options: argparse.Namespace) -> int:
@@ -126,7 +136,7 @@ def _ask(options: argparse.Namespace, request: dict[str, Any], deadline_s: float
     from vllm_watchdog.tell.client import Unreachable, call
 
     try:
-        return call(_settings(options).daemon.socket, request, deadline_s)
+        return call(_daemon(options).socket, request, deadline_s)
     except Unreachable as error:
         raise SystemExit(fail(str(error), 4)) from None
 
@@ -148,9 +158,9 @@ def _incidents(options: argparse.Namespace) -> int:
     from vllm_watchdog.app import show
     from vllm_watchdog.tell.history import HistoryError, Reader
 
-    settings = _settings(options)
-    reader = Reader(settings.daemon.log_dir / "history.db")
-    folder = settings.daemon.log_dir / "incidents"
+    daemon = _daemon(options)
+    reader = Reader(daemon.log_dir / "history.db")
+    folder = daemon.log_dir / "incidents"
     try:
         found: Any = reader.incident(options.id) if options.id else reader.incidents(options.limit)
     except HistoryError as error:
@@ -169,8 +179,8 @@ def _events(options: argparse.Namespace) -> int:
     from vllm_watchdog.tell.client import Unreachable, stream
     from vllm_watchdog.tell.journal import files, read
 
-    settings = _settings(options)
-    folder = settings.daemon.log_dir / "journal"
+    daemon = _daemon(options)
+    folder = daemon.log_dir / "journal"
     try:
         said = (line for path in files(folder)[-2:] for line in read(path) if "say" in line)
         for line in deque(said, maxlen=options.lines):
@@ -182,7 +192,7 @@ def _events(options: argparse.Namespace) -> int:
     if not options.follow:
         return 0
     try:
-        for line in stream(settings.daemon.socket, {"verb": "events"}):
+        for line in stream(daemon.socket, {"verb": "events"}):
             print(worded(line), flush=True)
     except Unreachable as error:
         return fail(str(error), 4)
@@ -204,6 +214,17 @@ def _operate(options: argparse.Namespace) -> int:
     answer = _ask(options, {key: value for key, value in request.items() if value}, OPERATOR_WAIT_S)
     print(answer.get("text", ""))
     return 0 if answer.get("ok") else 1
+
+
+def _install(options: argparse.Namespace) -> int:
+    from vllm_watchdog.app.install import Host, InstallError, install, uninstall
+
+    host = Host(sys.stdout, options.dry_run)
+    try:
+        (install if options.verb == "install" else uninstall)(host)
+    except InstallError as error:
+        return fail(str(error), 1)
+    return 0
 
 
 def _alert_test(options: argparse.Namespace) -> int:
@@ -263,6 +284,9 @@ def _parser() -> argparse.ArgumentParser:
     classify.add_argument("--json", action="store_true")
     add("replay", _replay, "fold a recorded journal again; print the first difference", False).add_argument(
         "journal", nargs="+", metavar="JOURNAL")
+    for name, text in (("install", "users, folders and units on a systemd host; the configuration is kept"),
+                       ("uninstall", "stop and remove the services; configuration, history and user stay")):
+        add(name, _install, text, False).add_argument("--dry-run", action="store_true", help="only say what would be done")
     demo = add("demo", _demo, "the main job on this machine with a stand-in engine: boots, breaks, fails over", False)
     demo.add_argument("--keep", action="store_true", help="keep the folder with its logs and evidence")
     return parser
