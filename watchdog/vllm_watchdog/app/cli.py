@@ -216,6 +216,12 @@ def _operate(options: argparse.Namespace) -> int:
     return 0 if answer.get("ok") else 1
 
 
+def _doctor(options: argparse.Namespace) -> int:
+    from vllm_watchdog.app.doctor import doctor
+
+    return doctor(options.config, sys.stdout, sys.stderr)
+
+
 def _install(options: argparse.Namespace) -> int:
     from vllm_watchdog.app.install import Host, InstallError, install, uninstall
 
@@ -284,6 +290,7 @@ def _parser() -> argparse.ArgumentParser:
     classify.add_argument("--json", action="store_true")
     add("replay", _replay, "fold a recorded journal again; print the first difference", False).add_argument(
         "journal", nargs="+", metavar="JOURNAL")
+    add("doctor", _doctor, "what this host has and lacks, with remedies")
     for name, text in (("install", "users, folders and units on a systemd host; the configuration is kept"),
                        ("uninstall", "stop and remove the services; configuration, history and user stay")):
         add(name, _install, text, False).add_argument("--dry-run", action="store_true", help="only say what would be done")

@@ -229,6 +229,7 @@ class Daemon:
         return report(self.world) | {
             "alerts": [asdict(state) for state in self.outbox.states()],
             "pid": os.getpid(),
+            "memory_limited": bool(self.groups and self.groups.memory),
             "cgroups": str(self.groups.root) if self.groups else {"unknown": self._groups_why},
         } | self.reload.report()
 
