@@ -22,8 +22,8 @@ from vllm_watchdog.cgroup import Groups
 from vllm_watchdog.core.commands import Kill, Spawn, Term
 from vllm_watchdog.core.events import Emptied, Event, Exited, Spawned, SpawnFailed
 from vllm_watchdog.core.readings import Mark
-from vllm_watchdog.launch import Launch
-from vllm_watchdog.proc import MARK_ENV, MarkIndex, ProcId, Stat
+from vllm_watchdog.launch import Launch, fingerprint
+from vllm_watchdog.proc import LAUNCH_ENV, MARK_ENV, MarkIndex, ProcId, Stat
 
 T = TypeVar("T", bound=Event)
 INSTANCE = f"hands{os.getpid()}"
@@ -150,6 +150,16 @@ def test_an_engine_starts_as_if_there_had_been_no_step_between(bench: Bench) -> 
     assert "ODD=a=b" in lines and not any(line.startswith("LC_CTYPE=") for line in lines)
 
 
+def test_an_engine_carries_what_it_was_started_by(bench: Bench) -> None:
+    launch = bench.launch(UP)
+    hands = bench.start(launch)
+    hands.do(Spawn(ONE))
+    pid = bench.next(Spawned).pid
+    bench.pids.append(pid)
+    assert proc.launch_of(pid) == fingerprint(launch) != fingerprint(bench.launch(UP, env=(("X", "1"),)))
+    assert proc.launch_of(os.getpid()) == ""
+
+
 def test_an_engine_has_no_part_in_the_daemons_priority(bench: Bench) -> None:
     launch = bench.launch("import os; print('nice', os.nice(0), flush=True); " + UP)
     before = os.nice(0)
@@ -175,8 +185,10 @@ def test_an_engine_inherits_nothing_that_is_the_watchdogs_alone(bench: Bench) ->
     base = {"PATH": "/bin", "HF_HOME": "/hf", "NOTIFY_SOCKET": "/run/x", "CREDENTIALS_DIRECTORY": "/run/c",
             "LLM_WATCHDOG_ALERTS__CHANNELS__ONCALL__URL": "https://secret", "LLM_WATCHDOG_SIM_GPU": "/gpu"}
     env = environment(base, bench.launch("", env=(("HF_HOME", "/mine"),)), ONE, INSTANCE)
+    launch = env.pop(LAUNCH_ENV)
     assert env == {"PATH": "/bin", "HF_HOME": "/mine", "LLM_WATCHDOG_SIM_GPU": "/gpu", "SPT_NOENV": "1",
                    MARK_ENV: f"{INSTANCE}:primary:1"}
+    assert len(launch) == 16
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,10 @@ from tests.app.test_announce import Systemd
 from vllm_watchdog.app.announce import Announcer
 from vllm_watchdog.app.reload import Changes, Reload, changes
 from vllm_watchdog.config import Settings, load
+from vllm_watchdog.core.events import Survivor
 from vllm_watchdog.core.plan import Plan
+from vllm_watchdog.core.readings import Mark
+from vllm_watchdog.launch import fingerprint
 
 Read = Callable[..., Settings]
 
@@ -114,3 +117,26 @@ def test_an_engine_that_moved_is_left_out_of_the_plan_and_the_levels_stay(read: 
     assert plan.engines == () and plan.seed == 5
     assert plan.thresholds.vram_warn == stage.running.thresholds.vram_warn
     assert stage.reload.start_of("a") is None
+
+
+def test_an_adopted_engine_that_was_started_otherwise_waits_for_its_next_start(read: Read) -> None:
+    stage = Stage(read(**{"engines.a.args": {"max-num-seqs": 32}}))
+    before = read().launches()
+    stage.reload.adopt((
+        Survivor(Mark("a", 3), 7, True, 1.0, fingerprint(before["a"])), Survivor(Mark("b", 1), 8, True, 1.0, ""),
+        Survivor(Mark("gone", 1), 9, True, 1.0, "x")))
+    other = ["settings that changed before this daemon"]
+    assert stage.reload.report()["pending"] == {"a": other}
+    stage.next = read(**{"engines.a.args": {"max-num-seqs": 32}})
+    stage.reload()
+    assert stage.reload.report()["pending"] == {"a": other}, "a reload does not make it true"
+    launch = stage.reload.start_of("a")
+    assert launch and launch.argv[-1] == "32"
+    assert stage.reload.report()["pending"] == {}
+
+
+def test_an_adopted_engine_that_was_started_alike_waits_for_nothing(read: Read) -> None:
+    stage = Stage(read())
+    launches = read().launches()
+    stage.reload.adopt(tuple(Survivor(Mark(name, 1), 7, True, 1.0, fingerprint(launches[name])) for name in launches))
+    assert stage.reload.report()["pending"] == {}

@@ -103,9 +103,15 @@ def test_a_hung_loop_is_replaced_and_costs_the_engine_nothing(service: Service) 
 def test_a_handover_is_a_new_daemon_for_the_same_engine(service: Service) -> None:
     engine = service.start()
     daemon = service.main_pid
+    service.args["max-num-seqs"] = 7
+    service.configure()
     service.box.ok(PROGRAM, "handover")
     service.box.until(lambda: service.main_pid not in (0, daemon), "no new daemon")
     assert service.serving()["pid"] == engine["pid"]
+    assert (service.status() or {})["pending"] == {"primary": ["settings that changed before this daemon"]}
+    service.box.ok(PROGRAM, "restart", "primary")
+    service.serving(after=1)
+    assert (service.status() or {})["pending"] == {}
 
 
 def test_systemctl_kill_ends_the_daemon_as_a_stop_and_systemd_starts_the_next(service: Service) -> None:

@@ -25,11 +25,12 @@ from vllm_watchdog.core.readings import Holder, Mark
 from vllm_watchdog.procfs import ProcId, Stat, age_s, alive, identify, pids, read, read_stat, title, walk
 
 __all__ = [
-    "MARK_ENV", "MarkIndex", "Owned", "ProcId", "Stat", "age_s", "alive", "deliver", "hold", "holding", "identify",
-    "instance_of", "listeners", "mark_of", "mark_value", "marked", "read_stat", "send", "title", "walk",
+    "LAUNCH_ENV", "MARK_ENV", "MarkIndex", "Owned", "ProcId", "Stat", "age_s", "alive", "deliver", "hold", "holding",
+    "identify", "instance_of", "launch_of", "listeners", "mark_of", "mark_value", "marked", "read_stat", "send", "title", "walk",
 ]
 
 MARK_ENV = "LLM_WATCHDOG_MARK"  # its value is `<instance>:<engine>:<generation>`
+LAUNCH_ENV = "LLM_WATCHDOG_MARK_LAUNCH"     # beside it: the fingerprint of what the engine was started by
 YOUNG_S = 10.0  # between fork and exec a child still shows its parent's environment, so a young "no" is not kept
 LISTEN = "0A"  # TCP_LISTEN of the kernel's tcp_states.h
 LOCAL = ("127.0.0.1", "0.0.0.0", "::", "::1")  # noqa: S104 - addresses we look for, not ones we bind
@@ -55,6 +56,13 @@ def mark_value(mark: Mark, instance: str) -> str:
 def mark_of(pid: int, instance: str) -> Mark | None:
     """The mark in its environment, where it is of this instance."""
     return _mark_in(read(pid, "environ"), instance)
+
+
+def launch_of(pid: int) -> str:
+    """The fingerprint of what it was started by; empty where it does not tell."""
+    start = f"{LAUNCH_ENV}=".encode()
+    entries = read(pid, "environ").split(b"\0")
+    return next((entry[len(start):].decode(errors="replace") for entry in entries if entry.startswith(start)), "")
 
 
 def send(who: ProcId, sig: signal.Signals, mark: Mark, instance: str) -> bool:

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from vllm_watchdog.core.readings import Mark
-from vllm_watchdog.launch import Launch
-from vllm_watchdog.proc import MARK_ENV, MarkIndex, ProcId, deliver, hold, identify, mark_value, read_stat
+from vllm_watchdog.launch import Launch, fingerprint
+from vllm_watchdog.proc import LAUNCH_ENV, MARK_ENV, MarkIndex, ProcId, deliver, hold, identify, mark_value, read_stat
 
 # What systemd tells its own child, and our own settings with their secrets, are not an engine's business.
 OURS_ALONE = frozenset((
@@ -127,7 +127,8 @@ def environment(base: Mapping[str, str], launch: Launch, mark: Mark, instance: s
     """The engine's environment: ours without what is ours alone, then what the launch adds, then the mark."""
     env = {name: value for name, value in base.items() if not _ours(name)}
     # setproctitle writes the title over the environment, mark included, unless it is told not to.
-    return env | {"SPT_NOENV": "1"} | dict(launch.env) | {MARK_ENV: mark_value(mark, instance)}
+    ours = {MARK_ENV: mark_value(mark, instance), LAUNCH_ENV: fingerprint(launch)}
+    return env | {"SPT_NOENV": "1"} | dict(launch.env) | ours
 
 
 def _ours(name: str) -> bool:

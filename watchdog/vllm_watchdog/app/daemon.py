@@ -168,6 +168,7 @@ class Daemon:
                 at=time.monotonic(), plan=self.settings.plan(host_seed()), wall_offset=time.time() - time.monotonic(),
                 boot_id=boot_id(), memory=memory, survivors=survey(self.instance, index),
             )
+            self.reload.adopt(booted.survivors)
             threading.excepthook = self._crash
             for part in self._parts:
                 part.start()

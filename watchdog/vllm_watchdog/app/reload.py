@@ -13,12 +13,14 @@ from typing import Any
 
 from vllm_watchdog.app.announce import Announcer
 from vllm_watchdog.config import ConfigError, Settings
+from vllm_watchdog.core.events import Survivor
 from vllm_watchdog.core.plan import Plan
-from vllm_watchdog.launch import Launch
+from vllm_watchdog.launch import Launch, fingerprint
 from vllm_watchdog.tell.files import Say
 
 # Of an engine: what its process was started with, and what the daemon's threads were made for.
 STARTED_WITH = ("command", "model", "args", "env", "api_key", "memory_max_gib")
+OTHER = "settings that changed before this daemon"
 FIXED = ("host", "port", "gpus", "backup_for", "standby")
 
 
@@ -78,6 +80,7 @@ class Reload:
         self._announcer, self._say = announcer, say
         self._started = dict.fromkeys(began.engines, began)
         self._asked = began
+        self._other: set[str] = set()       # adopted engines that an earlier daemon started by another configuration
         self._lock = threading.Lock()       # one at a time; the loop never takes it
         self.changes = Changes()
 
@@ -95,11 +98,25 @@ class Reload:
         except ConfigError as error:
             self._say("config.refused", why="; ".join(error.problems))
             return False, "\n".join(("nothing was changed:", *error.problems))
-        found = changes(self._began, self._started, asked)
+        found = self._with_others(changes(self._began, self._started, asked))
         self._apply(asked, self._plan(asked, found))
         self._asked, self.changes = asked, found
         self._say("config.read", changes=found.told())
         return True, found.told()
+
+    def adopt(self, survivors: tuple[Survivor, ...]) -> None:
+        """At the start, before anybody reloads: which engines run by what they would not be started by now."""
+        launches = self._began.launches()
+        for survivor in survivors:
+            launch = launches.get(survivor.mark.engine)
+            if launch and survivor.launch and survivor.launch != fingerprint(launch):
+                self._other.add(survivor.mark.engine)
+        self.changes = self._with_others(self.changes)
+
+    def _with_others(self, found: Changes) -> Changes:
+        known = dict(found.pending) | dict.fromkeys(found.stuck)
+        others = tuple((name, (OTHER,)) for name in sorted(self._other) if name not in known)
+        return replace(found, pending=(*found.pending, *others))
 
     def _plan(self, asked: Settings, found: Changes) -> Plan:
         """Without the engines that wait for the daemon's start; levels that follow from their shares wait too."""
@@ -118,6 +135,7 @@ class Reload:
         if name not in dict(found.pending):
             return None
         self._started[name] = asked
+        self._other.discard(name)
         self.changes = replace(found, pending=tuple(each for each in found.pending if each[0] != name))
         return asked.launches()[name]
 

@@ -17,12 +17,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
-    """Processes of ours that a new daemon found running.  `leader` is False when only orphans of it are left."""
+    """Processes of ours that a new daemon found running.  `leader` is False when only orphans of it are left; `launch` is
+    the fingerprint of what it was started by, empty where that is not known."""
 
     mark: Mark
     pid: int
     leader: bool
     age_s: float
+    launch: str = ""
 
 
 # -- the daemon itself
