@@ -26,7 +26,8 @@ from vllm_watchdog.procfs import ProcId, Stat, age_s, alive, identify, pids, rea
 
 __all__ = [
     "LAUNCH_ENV", "MARK_ENV", "MarkIndex", "Owned", "ProcId", "Stat", "age_s", "alive", "deliver", "hold", "holding",
-    "identify", "instance_of", "launch_of", "listeners", "mark_of", "mark_value", "marked", "read_stat", "send", "title", "walk",
+    "identify", "instance_of", "launch_of", "listeners", "mark_of", "mark_value", "marked", "read_stat", "send", "title",
+    "walk",
 ]
 
 MARK_ENV = "LLM_WATCHDOG_MARK"  # its value is `<instance>:<engine>:<generation>`
