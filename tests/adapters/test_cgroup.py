@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_watchdog.cgroup import LEAF, Group, Groups, NoGroupsError, claim
+from vllm_watchdog.cgroup import BOOT, LEAF, Group, Groups, NoGroupsError, claim
 from vllm_watchdog.core.readings import Mark
 
 ONE, TWO = Mark("primary", 1), Mark("backup-2", 12)
@@ -54,6 +54,7 @@ def test_a_delegated_group_is_claimed_and_left_for_a_leaf(host: Host) -> None:
     groups = host.of(host.unit, delegated=host.unit).claim()
     assert (groups.root, groups.memory) == (host.unit, False)
     assert (host.unit / LEAF / "cgroup.procs").read_text() == "0", "0 is the one that writes"
+    assert not (host.unit / "cgroup.subtree_control").exists(), "an old systemd could not start the next daemon"
 
 
 def test_a_group_that_is_nobodys_gift_is_left_alone(host: Host) -> None:
@@ -70,11 +71,19 @@ def test_a_group_that_belongs_to_our_user_is_delegated_too(host: Host, monkeypat
     assert host.of(host.unit).claim().root == host.unit
 
 
-def test_where_systemd_made_the_leaf_controllers_are_turned_on(host: Host) -> None:
-    groups = host.of(host.unit / LEAF, delegated=host.unit).claim()
+def test_where_systemd_starts_us_below_controllers_are_turned_on(host: Host) -> None:
+    groups = host.of(host.unit / BOOT, delegated=host.unit).claim()
     assert (groups.root, groups.memory) == (host.unit, True)
     assert (host.unit / LEAF / "cpu.weight").read_text() == "1000"
     assert int((host.unit / LEAF / "memory.low").read_text()) == 128 << 20
+    assert (host.unit / LEAF / "cgroup.procs").read_text() == "0"
+
+
+def test_without_controllers_nothing_is_counted(host: Host) -> None:
+    host.of(host.unit / BOOT, delegated=host.unit)
+    (host.unit / "cgroup.subtree_control").mkdir()      # as a kernel that refuses
+    groups = host.claim()
+    assert not groups.memory and not (host.unit / LEAF / "cpu.weight").exists()
 
 
 def test_a_host_without_cgroup_v2_says_so(host: Host) -> None:

@@ -74,7 +74,7 @@ def test_a_newer_systemd_gets_the_drop_in_that_it_alone_knows(tmp_path: Path, sy
     systemd[0] = 254
     install(on(tmp_path)[0], PROGRAM)
     drop_in = tmp_path / "usr/local/lib/systemd/system/llm-watchdog.service.d/50-subgroup.conf"
-    assert "DelegateSubgroup=daemon" in drop_in.read_text()
+    assert "DelegateSubgroup=boot" in drop_in.read_text()
     uninstall(on(tmp_path)[0])
     assert not drop_in.parent.exists()
 

@@ -126,6 +126,13 @@ def test_an_exit_is_said_with_its_code_and_phase() -> None:
     assert scene.engine().exit_code == -9
 
 
+def test_a_new_configuration_is_said_and_counts() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Reloaded(5.0, plan(backup=False, limits=Limits(stop_s=7))))
+    assert scene.said("daemon.reloaded") == [{}]
+    assert scene.engine().plan.limits.stop_s == 7
+
+
 def test_the_kernels_kills_for_memory_are_the_cause_by_name() -> None:
     scene = Scene(SOLO).serve()
     scene.feed(e.Exited(5.0, M, -9, oom_kills=2))

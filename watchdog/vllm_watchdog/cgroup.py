@@ -1,13 +1,13 @@
 """Control groups (v2) of our own: one for each generation of an engine, below the group that systemd delegated to us.
 
-    UNIT/daemon/            the daemon: a group that has groups below it may hold no process itself
+    UNIT/daemon/            the daemon: a group that has controllers for those below it may hold no process itself
     UNIT/primary.3/         generation 3 of the engine `primary`, whatever it forks and however it hides
 
 Small files that the kernel makes up: nothing here waits.  Without a delegated group there is none of this, and whoever
 asks is told why in a sentence; processes are then known by their marks alone, which always hold as well.
 
-Controllers (memory, cpu) are turned on only where systemd itself started us in `daemon/` (DelegateSubgroup=, from 254
-on): an older one could not start the next daemon in a group with controllers that adopted engines still live below.
+Controllers (memory, cpu) are turned on only where systemd itself starts us in a group below, `boot/` (DelegateSubgroup=,
+from 254 on): an older one could not start the next daemon beside engines that live on in groups with controllers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from vllm_watchdog.core.readings import Mark
 
-LEAF = "daemon"
+LEAF, BOOT = "daemon", "boot"
 CONTROLLERS = ("memory", "cpu")
 DELEGATED = ("user.delegate", "trusted.delegate")       # what systemd marks a delegated group with: from 251 on, and before
 LEAF_MEMORY = 128 << 20         # the daemon's own needs, spared when the host is short
@@ -119,26 +119,21 @@ class Groups:
 def claim(say: Say, proc: Path = Path("/proc/self")) -> Groups:
     """Makes the delegated group ours, and moves this process into its leaf.  Raises NoGroupsError."""
     own = _own(proc)
-    if own.name == LEAF and _delegated(own.parent):
-        root = own.parent
-        on = [name for name in CONTROLLERS if _write(root / "cgroup.subtree_control", f"+{name}")]
-        if "memory" in on:
-            _write(own / "memory.low", str(LEAF_MEMORY))
-        if "cpu" in on:
-            _write(own / "cpu.weight", str(LEAF_WEIGHT))
-        return _swept(Groups(root, "memory" in on, say))
-    if not _delegated(own):
-        raise NoGroupsError(f"the control group {own} is not delegated to us (Delegate=yes)")
-    leaf = own / LEAF
+    root = own.parent if own.name == BOOT else own
+    if not _delegated(root):
+        raise NoGroupsError(f"the control group {root} is not delegated to us (Delegate=yes)")
+    leaf = root / LEAF
     try:
         leaf.mkdir(exist_ok=True)
         (leaf / "cgroup.procs").write_text("0")
     except OSError as error:
         raise NoGroupsError(f"{error.filename or leaf}: {error.strerror}") from None
-    return _swept(Groups(own, False, say))
-
-
-def _swept(groups: Groups) -> Groups:
+    on = [name for name in CONTROLLERS if own.name == BOOT and _write(root / "cgroup.subtree_control", f"+{name}")]
+    if "memory" in on:
+        _write(leaf / "memory.low", str(LEAF_MEMORY))
+    if "cpu" in on:
+        _write(leaf / "cpu.weight", str(LEAF_WEIGHT))
+    groups = Groups(root, "memory" in on, say)
     groups.sweep()
     return groups
 

@@ -27,6 +27,8 @@ def status(doc: dict[str, Any]) -> str:
     lines += [f"  {name}: waits for its next start: {', '.join(keys)}" for name, keys in doc.get("pending", {}).items()]
     lines += [f"waits for a restart of the daemon: {', '.join(doc['fixed'])}"] if doc.get("fixed") else []
     lines += ["", *_gpus(doc["gpus"]), _host(doc["host"])]
+    if isinstance(groups := doc.get("cgroups"), dict):
+        lines.append(f"control groups: none of our own, {groups['unknown']}")
     if isinstance(doc["kernel_log"], dict):
         lines.append(f"kernel log: unknown, {doc['kernel_log']['unknown']}")
     lines += ["", *([_open(incident) for incident in doc["incidents"]] or ["no open incident"])]
