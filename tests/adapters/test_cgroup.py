@@ -51,8 +51,10 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 def test_a_delegated_group_is_claimed_and_left_for_a_leaf(host: Host) -> None:
+    (host.unit / "primary.7").mkdir()
     groups = host.of(host.unit, delegated=host.unit).claim()
     assert (groups.root, groups.memory) == (host.unit, False)
+    assert not (host.unit / "primary.7").exists(), "what an earlier daemon left empty is swept"
     assert (host.unit / LEAF / "cgroup.procs").read_text() == "0", "0 is the one that writes"
     assert not (host.unit / "cgroup.subtree_control").exists(), "an old systemd could not start the next daemon"
 

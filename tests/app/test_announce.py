@@ -68,6 +68,12 @@ def test_a_stop_is_told_once_and_asks_for_more_time_while_it_goes_on() -> None:
     assert stage.publish(scene, 5.0 + AGAIN_S) == [EXTEND]
 
 
+def test_a_daemon_that_is_stopped_before_it_was_ready_never_says_so() -> None:
+    stage, scene = Stage("watching"), Scene(plan())
+    scene.feed(e.StopAsked(0.0, "SIGTERM"))
+    assert stage.publish(scene)[0].startswith("STOPPING=1")
+
+
 @pytest.mark.parametrize(("stopping", "words"), [
     (True, "stopped"), (False, "left to the next daemon: primary serving, gen 1")])
 def test_the_last_word_tells_a_stop_from_a_handover(stopping: bool, words: str) -> None:

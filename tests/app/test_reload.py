@@ -132,6 +132,7 @@ def test_an_adopted_engine_that_was_started_otherwise_waits_for_its_next_start(r
     assert stage.reload.report()["pending"] == {"a": other}, "a reload does not make it true"
     launch = stage.reload.start_of("a")
     assert launch and launch.argv[-1] == "32"
+    stage.reload()
     assert stage.reload.report()["pending"] == {}
 
 
