@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import io
 import os
 from pathlib import Path
 
@@ -36,6 +38,16 @@ def test_the_journals_own_stream_is_known_by_its_inode(tmp_path: Path) -> None:
         assert not journald({"JOURNAL_STREAM": "1:1"}, stream.fileno())
         closed = stream.fileno()
     assert not journald(told, closed)
+
+
+class HungUp(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_terminal_that_hung_up_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", HungUp())
+    Console(prefix=False).line({"say": "engine.ready"})
 
 
 def test_one_line_stays_one_line() -> None:

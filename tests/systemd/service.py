@@ -98,6 +98,9 @@ class Service:
     def main_pid(self) -> int:
         return int(self.show("MainPID"))
 
+    def nice(self, pid: int) -> int:
+        return int(self.box.read(f"/proc/{pid}/stat").rpartition(")")[2].split()[16])
+
     def status(self) -> Doc | None:
         done = self.box.run(PROGRAM, "status", "--json")
         return json.loads(done.stdout) if done.stdout.startswith("{") else None

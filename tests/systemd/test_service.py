@@ -37,10 +37,19 @@ def test_start_and_stop(service: Service) -> None:
     theirs = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "CREDENTIALS_DIRECTORY", "INVOCATION_ID", "JOURNAL_STREAM")
     assert not [entry for entry in environ if entry.startswith(theirs)]
     assert "CapEff:\t0000000000000000" in service.box.read(f"/proc/{pid}/status")
+    assert (service.nice(service.main_pid), service.nice(pid)) == (-5, 0)
     began = time.monotonic()
     service.box.ok("systemctl", "stop", "llm-watchdog")
     print(f"a stop took {time.monotonic() - began:.2f} s")
     assert service.show("Result") == "success" and not service.leftovers() and not service.groups()
+
+
+def test_doctor_finds_nothing_in_the_way(service: Service) -> None:
+    service.start()
+    said = service.box.ok(PROGRAM, "doctor")
+    assert "ok    the daemon answers: healthy" in said
+    assert "ok    control groups of our own below /sys/fs/cgroup/llm.slice/llm-watchdog.service" in said
+    assert "warn  the service is installed, and does not start at boot\n      -> systemctl enable llm-watchdog" in said
 
 
 def test_a_restart_is_a_stop_and_a_start(service: Service) -> None:

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from vllm_watchdog.tell.journal import iso
@@ -49,8 +50,9 @@ class Console:
     def line(self, line: Mapping[str, Any]) -> None:
         """`2026-11-29T14:41:57.123Z engine.phase engine=primary#2 was=loading now=serving`"""
         before = f"<{priority(line)}>" if self._prefix else ""
-        sys.stderr.write(f"{before}{worded(line)}\n")
-        sys.stderr.flush()
+        with suppress(OSError):     # a terminal that hung up must not end the daemon
+            sys.stderr.write(f"{before}{worded(line)}\n")
+            sys.stderr.flush()
 
     def say(self, name: str, /, **fields: str | float) -> None:
         self.line({"say": name} | fields)
