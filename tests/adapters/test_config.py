@@ -92,6 +92,7 @@ backoff_s = 10
 backoff_max_s = 11
 budget = 12
 window_s = 13
+planned = "when-idle"
 [failover]
 after_failures = 14
 failback = "manual"
@@ -108,6 +109,11 @@ kv_cache_after_s = 22
 rss_gib = 23
 rss_slope_mib_per_min = 24
 disk_free_gib = 25
+leak_within_s = 0
+preemptions_per_min = 26
+engine_down_s = 27
+oom_rate = 28
+crash_loop = 29
 """).plan(seed=0)
     assert plan.engines[0].limits == Limits(
         load_s=1, load_idle_s=2, stop_s=3, still_s=5, probe_s=6, suspect_s=7, suspect_blind_s=8, dead_s=9,
@@ -118,7 +124,9 @@ disk_free_gib = 25
     assert plan.thresholds == Thresholds(
         degrade_after_s=18, vram_growth=0.19, warm_up_s=20, kv_cache=0.21, kv_cache_after_s=22,
         rss_bytes=23 << 30, rss_slope_mib_per_min=24, disk_free_bytes=25 << 30,
+        leak_within_s=0, preemptions_per_min=26, engine_down_s=27, oom_rate=28, crash_loop=29,
     )
+    assert plan.planned is plan_module.Planned.WHEN_IDLE
 
 
 def test_a_plan_can_be_written_down_and_read_again() -> None:
@@ -158,7 +166,7 @@ def test_the_example_loads_as_it_stands_and_with_every_key_uncommented(here: Pat
     plain, full = read(text, **path), read(uncommented(text), **path)
     free = {"args", "env", "api_key", "memory_max_gib"}       # examples of what has no default
     assert full.thresholds.model_copy(update={"rss_gib": None, "rss_slope_mib_per_min": None}) == plain.thresholds
-    for table in ("daemon", "hang", "restart", "failover", "evidence"):
+    for table in ("daemon", "hang", "restart", "failover", "evidence", "retention"):
         assert getattr(full, table) == getattr(plain, table), table
     for name in ("primary", "backup"):
         assert full.engine(name).model_dump(exclude=free) == plain.engine(name).model_dump(exclude=free)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.core.scenes import WALL, Scene, finding, mark, metrics, plan
+from tests.core.scenes import WALL, Scene, finding, host, mark, metrics, plan
 
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core import events as e
@@ -354,3 +354,21 @@ def test_a_scrape_is_kept_and_moves_the_pulse() -> None:
     assert scene.engine().metrics == metrics(2) and scene.engine().pulse.moved_at == 2.0
     scene.feed(e.Scraped(3.0, M, Unknown(3.0, "refused")))
     assert scene.engine().metrics == Unknown(3.0, "refused") and scene.engine().pulse.moved_at == 2.0
+
+
+def test_an_engine_that_runs_without_a_log_is_told() -> None:
+    scene = Scene(plan(backup=False))
+    scene.feed(e.Spawned(0.1, scene.engine().mark, 100, "/logs/primary.log: No space left on device"))
+    assert scene.phase() is Phase.LOADING
+    assert scene.alerts() == [("opened", "log_lost")]
+    assert scene.world.incidents[0].text == (
+        "primary#1 runs without a log, its output is lost: /logs/primary.log: No space left on device")
+
+
+def test_a_bundle_that_was_not_written_has_no_folder() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    scene.feed(e.HostSampled(1.0, host(1)))
+    incident = scene.world.incidents[0].id
+    scene.feed(e.Dumped(2.0, None, incident, "", ("everything: 0.40 GiB free on the log disk",)))
+    assert scene.world.incidents[0].evidence == ()
+    assert scene.world.incidents[0].timeline[-1].text == "none; without everything: 0.40 GiB free on the log disk"

@@ -15,6 +15,7 @@ from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.plan import EnginePlan, Limits, Plan, Standby
 from vllm_watchdog.core.policy import Phase
+from vllm_watchdog.core.report import serving
 from vllm_watchdog.core.world import remembered
 
 
@@ -56,6 +57,19 @@ def test_an_adopted_engine_may_load_for_what_is_left_of_its_time() -> None:
     assert young.engine().life.deadline == 750.0
     old = Scene(plan(limits=limits), 50.0, None, (survivor("primary#1", age_s=1e6),))
     assert old.engine().life.deadline == 110.0, "a busy server may need a moment to answer"
+
+
+def test_what_served_under_the_last_daemon_keeps_the_route_until_it_is_proved_not_to_serve() -> None:
+    after = reborn(Scene(plan()).serve(), 50.0, survivor("primary#1"))
+    service = after.world.services[0]
+    assert (after.engine().phase, serving(after.world, service)) == (Phase.LOADING, "primary")
+    after.feed(e.Exited(50.5, mark("primary#1"), 0))
+    assert serving(after.world, service) is None
+
+
+def test_what_was_loading_under_the_last_daemon_has_no_route_yet() -> None:
+    after = reborn(Scene(plan()), 50.0, survivor("primary#1"))
+    assert (after.engine().phase, serving(after.world, after.world.services[0])) == (Phase.LOADING, None)
 
 
 def test_the_next_launch_after_an_adoption_has_a_number_of_its_own_and_is_a_restart() -> None:

@@ -460,3 +460,61 @@ def test_every_sign_is_carried_out_by_name() -> None:
     assert c.Kill(M) in turn.flush()
 
 
+
+
+# -- rates
+
+def oom_rate(scene: Scene) -> list[str]:
+    return [text for incident in scene.world.incidents for entry in incident.timeline
+            if (text := entry.text).startswith("oom_rate")]
+
+
+def test_more_ooms_of_a_service_than_allowed_within_five_minutes_are_said() -> None:
+    """Counted over both engines: the prompt that kills the primary kills its backup next."""
+    scene = Scene(plan()).serve()
+    scene.crash("primary", 10.0, finding("oom_runtime"))
+    scene.serve()
+    scene.crash("primary", 20.0, finding("oom_runtime"))
+    scene.serve("backup", 200)
+    assert oom_rate(scene) == []
+    scene.crash("backup", 30.0, finding("oom_runtime"))
+    assert oom_rate(scene) == ["oom_rate: out of memory 3 times within 300 s"]
+    assert scene.world.incidents[0].class_ == "oom_runtime"
+
+
+def test_ooms_that_are_far_apart_are_no_rate() -> None:
+    scene = Scene(SOLO).serve()
+    for at in (10.0, 300.0, 310.0):
+        scene.crash("primary", at, finding("oom_runtime"))
+        scene.at(at + 5)
+        scene.serve()
+    assert oom_rate(scene) == []
+
+
+def failing(scene: Scene, *ats: float) -> set[str]:
+    for at in ats:
+        scene.crash("primary", at)
+        scene.serve()
+        scene.at(at + 70)
+    return {entry.text for record in scene.all(c.Record) for entry in record.incident.timeline
+            if entry.text.startswith("crash_loop")}
+
+
+def test_failures_that_a_restart_does_not_cure_are_said_though_none_spends_the_budget() -> None:
+    scene = Scene(SOLO).serve()
+    assert failing(scene, 10_000.0, 20_000.0, 30_000.0) == set()
+    assert failing(scene, 40_000.0) == {"crash_loop: primary failed 4 times within a day; a restart does not cure it"}
+    assert len(scene.world.failed) == 4
+
+
+def test_failures_of_yesterday_are_history() -> None:
+    scene = Scene(SOLO).serve()
+    assert failing(scene, 10.0, 20_000.0, 30_000.0, DAY_S + 10.0) == set()
+
+
+def test_an_operators_restart_forgives_what_failed() -> None:
+    scene = Scene(SOLO).serve()
+    failing(scene, 10_000.0, 20_000.0, 30_000.0)
+    scene.now = 35_000.0
+    scene.ask("restart", "primary")
+    assert scene.world.failed == ()

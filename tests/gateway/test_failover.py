@@ -23,7 +23,7 @@ from tests.gateway.harness import (
     until,
 )
 
-from vllm_watchdog.gateway import relay
+from vllm_watchdog.gateway.last_words import of_status_s
 from vllm_watchdog.gateway.report import Casualty
 
 
@@ -253,7 +253,7 @@ def test_what_is_not_safe_to_repeat_is_sent_once() -> None:
 
 
 def test_an_error_of_an_engine_that_lives_passes_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(relay.last_words_s, 500, 0.4)
+    monkeypatch.setitem(of_status_s, 500, 0.4)
     raw = ok(b'{"error":"bug"}', "500 Internal Server Error")
 
     async def say(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:

@@ -30,6 +30,7 @@ from vllm_watchdog.config_sections import (
     Hang,
     Levels,
     Restart,
+    Retention,
 )
 from vllm_watchdog.config_sources import (
     Path_,
@@ -61,6 +62,7 @@ class Settings(BaseSettings):
     restart: Restart = Restart()
     failover: Failover = Failover()
     evidence: Evidence = Evidence()
+    retention: Retention = Retention()
     alerts: Alerts = Alerts()
     gateway: Gateway = Gateway()
 
@@ -81,6 +83,7 @@ class Settings(BaseSettings):
             engines=engines,
             thresholds=self._thresholds(engines),
             failover=FailoverPlan(self.failover.after_failures, self.failover.failback, self.failover.stable_s),
+            planned=self.restart.planned,
             sample_s=self.daemon.sample_s,
             bundle_interval_s=self.evidence.min_interval_s,
             seed=seed,
@@ -121,6 +124,11 @@ class Settings(BaseSettings):
             kv_cache_after_s=asked.kv_cache_after_s,
             rss_bytes=None if asked.rss_gib is None else int(asked.rss_gib * GIB),
             rss_slope_mib_per_min=asked.rss_slope_mib_per_min,
+            leak_within_s=asked.leak_within_s,
+            preemptions_per_min=asked.preemptions_per_min,
+            engine_down_s=asked.engine_down_s,
+            oom_rate=asked.oom_rate,
+            crash_loop=asked.crash_loop,
             disk_free_bytes=int(asked.disk_free_gib * GIB),
         )
 

@@ -34,7 +34,7 @@ from vllm_watchdog.config_fields import (
     Share,
     Url,
 )
-from vllm_watchdog.core.plan import Failback, FailoverPlan, Limits, Plan, Standby, Thresholds
+from vllm_watchdog.core.plan import Failback, FailoverPlan, Limits, Plan, Planned, Standby, Thresholds
 from vllm_watchdog.gateway_plan import MIB, GatewayPlan
 
 GATE = GatewayPlan(host="", port=0, control=Path(), route_file=Path())
@@ -87,6 +87,11 @@ class Levels(Section):
     kv_cache_after_s: Seconds = LEVELS.kv_cache_after_s
     rss_gib: Gib | None = None
     rss_slope_mib_per_min: Annotated[float, READ, Number, Field(le=1 << 20)] | None = LEVELS.rss_slope_mib_per_min
+    leak_within_s: Annotated[float, READ, Field(strict=True, ge=0, le=DAY_S)] = LEVELS.leak_within_s
+    preemptions_per_min: Annotated[float, READ, Number, Field(le=1e6)] = LEVELS.preemptions_per_min
+    engine_down_s: Seconds = LEVELS.engine_down_s
+    oom_rate: Count = LEVELS.oom_rate
+    crash_loop: Count = LEVELS.crash_loop
     disk_free_gib: Gib = LEVELS.disk_free_bytes / GIB
 
 
@@ -103,6 +108,7 @@ class Restart(Section):
     backoff_max_s: Seconds = LIMITS.backoff_max_s
     budget: Count = LIMITS.budget
     window_s: Annotated[float, READ, Number, Field(le=7 * DAY_S)] = LIMITS.window_s
+    planned: Planned = PLAN.planned
 
 
 class Failover(Section):
@@ -116,6 +122,13 @@ class Evidence(Section):
     min_interval_s: Seconds = PLAN.bundle_interval_s
     max_bundles: Annotated[int, READ, Field(strict=True, ge=1, le=10_000)] = 100
     max_gib: Gib = 2
+
+
+class Retention(Section):
+    """How long what we write is kept.  Bundles have limits of their own in `[evidence]`."""
+
+    days: Annotated[float, READ, Field(strict=True, ge=1, le=3650)] = 30
+    journal_gib: Gib = 1
 
 
 class Gateway(Section):

@@ -64,6 +64,8 @@ def _thresholds(plan: Plan) -> Iterator[str]:
         )
     yield f"growth over the level {levels.warm_up_s:g} s after ready: warn at {levels.vram_growth:g} of a card"
     yield f"KV cache: warn over {levels.kv_cache:g} for {levels.kv_cache_after_s:g} s"
+    if levels.leak_within_s:
+        yield f"a leak: warn when its limit would be met within {levels.leak_within_s / 3600:g} h"
     if levels.rss_bytes is not None:
         yield f"RSS of an engine: warn at {levels.rss_bytes / 2**30:g} GiB"
     if levels.rss_slope_mib_per_min is not None:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from vllm_watchdog.act.evidence import Context, Evidence
 from vllm_watchdog.act.hands import become_subreaper, keep_capabilities
+from vllm_watchdog.act.retention import DAY_S, Retention
 from vllm_watchdog.act.survey import survey
 from vllm_watchdog.app import channels
 from vllm_watchdog.app.announce import Announcer
@@ -32,6 +33,7 @@ from vllm_watchdog.app.route import route
 from vllm_watchdog.app.samples import Samples
 from vllm_watchdog.cgroup import Groups, NoGroupsError, claim
 from vllm_watchdog.config import ROUTE_FILE, Settings
+from vllm_watchdog.config_sections import GIB
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core.events import Booted, Event, HostSampled, Reloaded, StopAsked
 from vllm_watchdog.core.plan import Plan
@@ -53,6 +55,7 @@ from vllm_watchdog.tell.store import Store, load
 from vllm_watchdog.tell.systemd import Notifier
 
 GPU_SILENT_PERIODS = 3
+EVIDENCE_FLOOR = 0.25       # of disk_free_gib: what is left then is for the journal and the engines' logs
 EX_SOFTWARE = 70            # sysexits.h
 LEAVE_S = 5.0               # to write the last lines down when everything has stopped
 
@@ -103,10 +106,14 @@ class Daemon:
         self.notifier = Notifier.from_environ(os.environ)
         self.announcer = Announcer(self.notifier, daemon.ready, time.monotonic)
         self._console = Console(journald())
-        self.journal: Journal = self._part(Journal(daemon.log_dir / "journal", time.monotonic, time.time, tap=self._tap))
+        self.journal: Journal = self._part(Journal(
+            daemon.log_dir / "journal", time.monotonic, time.time, tap=self._tap,
+            total_bytes=int(self.settings.retention.journal_gib * GIB)))
         self.store: Store = self._part(Store(daemon.state_dir / "state.json", time.monotonic, self.say))
         self.route: Store = self._part(Store(daemon.state_dir / ROUTE_FILE, time.monotonic, self.say))
-        self.history: History = self._part(History(daemon.log_dir / "history.db", time.monotonic, time.time, self.say))
+        retention = self.settings.retention
+        self.history: History = self._part(History(
+            daemon.log_dir / "history.db", time.monotonic, time.time, self.say, keep_s=retention.days * DAY_S))
         self.outbox: Outbox = self._part(self._outbox(self.settings))
         self.reload = Reload(
             self.settings, self._again, lambda: self.world.plan, self._apply, self.announcer, self.say)
@@ -139,14 +146,24 @@ class Daemon:
         self.host: HostSense = self._part(HostSense(
             self._host_sampled, clock, MarkIndex(self.instance), daemon.log_dir, self.groups))
         self.kernel: KernelSense = self._part(KernelSense(post, clock))
-        self.engines = Engines(self.settings.launches(), self.instance, daemon.state_dir, self.groups, post, self._part,
-                               lambda: self.world, self.reload.start_of)
-        self.sampling = self._part(Sampling(daemon.sample_s, (self.gpus.wake, self.host.wake, self.engines.wake_probes)))
 
     def _act(self) -> None:
         post, clock = self.inbox.put, time.monotonic
+        settings = self.settings
+        self.retention: Retention = self._part(Retention(
+            settings.daemon.log_dir, settings.retention.days, time.time, self._open_incidents, self.say))
+        self.engines = Engines(
+            settings.launches(), self.instance, settings.daemon.state_dir, self.groups, self.retention.make_room, post,
+            self._part, lambda: self.world, self.reload.start_of)
         self.evidence: Evidence = self._part(
-            Evidence(self._incidents_dir, self.engines.launches, self.settings.evidence, post, clock, self.instance))
+            Evidence(self._incidents_dir, self.engines.launches, settings.evidence, post, clock, self.instance,
+                     floor_bytes=int(settings.thresholds.disk_free_gib * GIB * EVIDENCE_FLOOR),
+                     open_incidents=self._open_incidents))
+        self.sampling = self._part(
+            Sampling(settings.daemon.sample_s, (self.gpus.wake, self.host.wake, self.engines.wake_probes)))
+
+    def _open_incidents(self) -> frozenset[str]:
+        return frozenset(incident.id for incident in self.world.incidents)
 
     @property
     def _incidents_dir(self) -> Path:

@@ -28,11 +28,12 @@ class Engines:
     """`part` takes what must be started and stopped; `newer`: what an engine is to be started by, if that changed."""
 
     def __init__(self, launches: dict[str, Launch], instance: str, state_dir: Path, groups: Groups | None,
-                 post: Callable[[Event], None], part: Callable[[Any], Any], world: Callable[[], World],
-                 newer: Callable[[str], Launch | None]) -> None:
+                 make_room: Callable[[int], None], post: Callable[[Event], None], part: Callable[[Any], Any],
+                 world: Callable[[], World], newer: Callable[[str], Launch | None]) -> None:
         clock = time.monotonic
         self.launches = launches
         self._instance, self._groups, self._post, self._part = instance, groups, post, part
+        self._make_room = make_room
         self._world, self._newer = world, newer
         self._probes: dict[str, ProbeSense] = {
             name: part(ProbeSense(launch, post, clock, instance, HEALTH_TIMEOUT_S)) for name, launch in launches.items()}
@@ -50,7 +51,8 @@ class Engines:
         }
 
     def _hands_of(self, launch: Launch) -> Hands:
-        hands: Hands = self._part(Hands(launch, self._instance, self._post, time.monotonic, groups=self._groups))
+        hands: Hands = self._part(Hands(launch, self._instance, self._post, time.monotonic, groups=self._groups,
+                                        make_room=self._make_room))
         return hands
 
     def wake_probes(self) -> None:

@@ -21,6 +21,7 @@ from vllm_watchdog.tell.files import Say
 # Of an engine: what its process was started with, and what the daemon's threads were made for.
 STARTED_WITH = ("command", "model", "args", "env", "api_key", "memory_max_gib")
 OTHER = "settings that changed before this daemon"
+WHOLE = ("daemon", "retention")     # tables that only a start reads
 FIXED = ("host", "port", "gpus", "backup_for", "standby")
 
 
@@ -47,7 +48,8 @@ class Changes:
 def changes(began: Settings, started: dict[str, Settings], asked: Settings) -> Changes:
     """`began`: what the daemon was started with; `started`: by engine, what its last start went by."""
     stuck = set(began.engines) ^ set(asked.engines)
-    fixed = [*_differing("daemon", began.daemon.model_dump(), asked.daemon.model_dump())]
+    fixed = [key for table in WHOLE for key in _differing(table, getattr(began, table).model_dump(),
+                                                          getattr(asked, table).model_dump())]
     fixed += [f"engines.{name}" for name in sorted(stuck)]
     pending = []
     for name in sorted(set(began.engines) & set(asked.engines)):

@@ -53,6 +53,10 @@ def _notes(engine: dict[str, Any]) -> Iterator[str]:
         yield f"{engine['cause']}: {engine['why']}"
     if engine["next_try"]:
         yield f"the next try is at {_when(engine['next_try'])}"
+    for growth in engine["growth"]:
+        if growth["leaks"] or growth["eta_s"] is not None:
+            mostly = f", {growth['who']}" if growth["who"] else ""
+            yield f"{'LEAK: ' if growth['leaks'] else ''}{growth['what']} grows by {growth['text']}{mostly}"
     if engine["probe"] != "ok":
         yield f"a one-token request proves nothing: {engine['probe']}"
 

@@ -20,6 +20,7 @@ from vllm_watchdog.core.logs import kernel_read, log_read
 from vllm_watchdog.core.policy import ALIVE, Phase, Sign
 from vllm_watchdog.core.readings import Health, Mark, Unknown
 from vllm_watchdog.core.reload import settled
+from vllm_watchdog.core.renew import renew
 from vllm_watchdog.core.sampled import gpus_sampled, host_sampled, watch_metrics
 from vllm_watchdog.core.turn import Turn
 from vllm_watchdog.core.world import Engine, World
@@ -31,6 +32,7 @@ def advance(world: World, event: events.Event) -> tuple[World, tuple[Command, ..
     """Pure: the same world and event give the same answer, whenever and wherever."""
     turn = Turn(world, event.at)
     HANDLERS[type(event)](turn, event)
+    renew(turn)
     follow(turn)
     commands = turn.flush()
     return turn.world, commands
@@ -68,6 +70,9 @@ def _spawned(turn: Turn, event: events.Spawned) -> None:
     if engine := _current(turn, event.mark):
         turn.change(engine.name, pid=event.pid, active_at=event.at)
         turn.say("engine.spawned", engine=event.mark, pid=event.pid)
+        if event.lost_log:
+            text = f"{event.mark} runs without a log, its output is lost: {event.lost_log}"
+            turn.symptom(engine.name, "log_lost", Urgency.WARNING, text)
         turn.sign(engine.name, Sign.SPAWNED)
 
 
@@ -110,9 +115,11 @@ def _dumped(turn: Turn, event: events.Dumped) -> None:
     turn.say("evidence.done", incident=event.incident, folder=event.folder, missing=", ".join(event.missing))
     for incident in turn.world.incidents:
         if incident.id == event.incident:
-            turn.note(incident.service, "evidence", event.folder + "".join(f"; without {part}" for part in event.missing))
+            folder = event.folder or "none"
+            turn.note(incident.service, "evidence", folder + "".join(f"; without {part}" for part in event.missing))
             incident = turn.world.incident(incident.service) or incident
-            turn.world = turn.world.with_incident(replace(incident, evidence=(*incident.evidence, event.folder)))
+            if event.folder:
+                turn.world = turn.world.with_incident(replace(incident, evidence=(*incident.evidence, event.folder)))
     if event.mark and (engine := _current(turn, event.mark)):
         turn.bundled(engine.name)
 

@@ -42,8 +42,7 @@ def booted(turn: Turn, event: Booted) -> None:
     )
     turn.say("daemon.started", engines=len(event.plan.engines), survivors=len(event.survivors), same_boot=same_boot)
     _forget(turn)
-    asleep = {Mark(engine.name, engine.generation) for engine in memory.engines if engine.asleep}
-    _take_over(turn, event, running, asleep)
+    _take_over(turn, event, running, {Mark(engine.name, engine.generation): engine for engine in memory.engines})
     if same_boot:
         served = [engine.name for engine in memory.engines if engine.served]
         _missed(turn, [name for name in served if name in running and running[name] is None])
@@ -98,7 +97,7 @@ def _engine(plan: EnginePlan, known: EngineMemory | None, same_boot: bool, event
         return engine
     held = bool(known.held)
     life = State(phase=Phase.HELD if held else Phase.STOPPED, failures=known.failures, doom=known.held)
-    return replace(engine, life=life, cause=known.held, why=known.why)
+    return replace(engine, life=life, cause=known.held, why=known.why, renewed_at=known.renewed_at)
 
 
 def _services(event: Booted, memory: Memory, running: dict[str, Survivor | None]) -> list[Service]:
@@ -119,13 +118,16 @@ def _services(event: Booted, memory: Memory, running: dict[str, Survivor | None]
     return services
 
 
-def _take_over(turn: Turn, event: Booted, running: dict[str, Survivor | None], asleep: set[Mark]) -> None:
+def _take_over(turn: Turn, event: Booted, running: dict[str, Survivor | None], known: dict[Mark, EngineMemory]) -> None:
     """Adopt the newest generation of each engine; what else carries our mark must be gone before anything starts."""
     adopted: set[Mark] = set()
     for name, survivor in running.items():
         if survivor is not None:
             adopted.add(survivor.mark)
-            _adopt(turn, name, survivor, survivor.mark in asleep)
+            before = known.get(survivor.mark)
+            _adopt(turn, name, survivor, before is not None and before.asleep)
+            if before is not None and before.served:
+                turn.change(name, ready_at=turn.at)     # it keeps the route while its first probe is out
     strays = sorted({survivor.mark for survivor in event.survivors} - adopted, key=str)
     turn.world = replace(turn.world, strays=tuple(strays))
     for mark in strays:

@@ -72,6 +72,7 @@ class Reloaded(Event):
 class Spawned(Event):
     mark: Mark
     pid: int
+    lost_log: str = ""      # why its output goes nowhere; empty: it goes to its log
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
-from vllm_watchdog.core import failover, gate, incidents, liveness, lowering, standby
+from vllm_watchdog.core import failover, gate, incidents, liveness, lowering, outages, standby
 from vllm_watchdog.core.commands import Ask, Quit
 from vllm_watchdog.core.failover import Facts, Hint, Service, Side
 from vllm_watchdog.core.incidents import Incident, Urgency
@@ -36,6 +37,7 @@ def follow(turn: Turn) -> None:
             _service(turn, service.name)
         if turn.world == before:
             break
+    outages.watch(turn)
     for engine in turn.world.engines:
         _ask(turn, engine)
     releasing = any(engine.phase is Phase.RELEASING for engine in turn.world.engines)
@@ -153,7 +155,8 @@ def _limit(world: World, service: Service) -> int | None:
 def turn_service(turn: Turn, service: Service, why: Hint, start: Sign = Sign.WANT) -> None:
     """The other engine's turn.  The gate keeps it waiting until this one has left the cards they share."""
     leaving = service.wanted
-    service = failover.turned(service, turn.at, turn.world.plan.failover)
+    excused_until = EXCUSES[why](turn.at) if why in EXCUSES else service.excused_until
+    service = replace(failover.turned(service, turn.at, turn.world.plan.failover), excused_until=excused_until)
     turn.world = turn.world.with_service(service)
     name = "failover" if service.wanted != service.name else "failback"
     turn.say(f"service.{name}", service=service.name, leaving=leaving, to=service.wanted, because=why)
@@ -161,6 +164,12 @@ def turn_service(turn: Turn, service: Service, why: Hint, start: Sign = Sign.WAN
     if why is Hint.DEGRADED or not standby.stays(service, leaving):     # only its end frees memory: a hot one starts anew
         turn.sign(leaving, Sign.UNWANT)
     turn.sign(service.wanted, start)
+
+
+EXCUSES: dict[Hint, Callable[[float], float]] = {
+    Hint.OPERATOR: lambda _: inf,
+    Hint.STABLE: lambda at: at + failover.PLANNED_S,
+}
 
 
 def _facts(turn: Turn, service: Service) -> Facts:
@@ -177,7 +186,7 @@ def _facts(turn: Turn, service: Service) -> Facts:
         card_full=any(watch.raised and watch.class_ == lowering.VRAM for watch in watches),
         primary_held=_given_up(primary) or len(charged) > limits.budget,
         serving=serving.phase is Phase.SERVING,
-        idle=_idle(serving),
+        idle=is_idle(serving),
     )
     if service.backup is None:
         return facts
@@ -201,7 +210,7 @@ def _given_up(engine: Engine) -> bool:
     return engine.phase in (Phase.HELD, Phase.WEDGED)
 
 
-def _idle(engine: Engine) -> bool:
+def is_idle(engine: Engine) -> bool:
     """By the gauges, since our own one-token probes move the counters; a gauge that is not published is not zero."""
     return isinstance(engine.metrics, Metrics) and engine.metrics.running == 0 and engine.metrics.waiting == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from vllm_watchdog.core.incidents import Incident
 from vllm_watchdog.core.lowering import Lowering
@@ -20,6 +21,7 @@ class EngineMemory:
     why: str = ""
     asleep: bool = False                # or on its way there or back
     served: bool = False                # when this was written
+    renewed_at: float = -inf            # last planned restart
 
 
 @dataclass(frozen=True, slots=True)

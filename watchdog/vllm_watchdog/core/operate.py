@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 from vllm_watchdog.core.boot import want
 from vllm_watchdog.core.commands import Answer, Quit
@@ -42,6 +43,10 @@ def _restart(turn: Turn, event: Asked) -> Reply:
     if service.wanted != engine.name and service.standby is not Standby.HOT:
         return False, f"{engine.name} is not in service, {service.wanted} is: use failover or failback"
     turn.note(engine.name, "operator", f"restart of {engine.name}")
+    forgiven = tuple((mark, at) for mark, at in turn.world.failed if mark.engine != engine.name)
+    turn.world = replace(turn.world, failed=forgiven)
+    if service.wanted == engine.name:
+        turn.world = turn.world.with_service(replace(service, excused_until=inf))
     was = engine.phase
     turn.sign(engine.name, Sign.AGAIN)
     doing = "is being stopped, and then started" if was in HAS_CHILD else "is being started"

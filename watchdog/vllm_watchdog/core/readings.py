@@ -80,6 +80,7 @@ class Process:
     cpu: float | None
     threads: int
     fds: int | None
+    fd_limit: int | None = None     # RLIMIT_NOFILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +104,18 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine: memory and the disk that holds the logs, in bytes; one-minute load average."""
+    """The machine: memory and the disk that holds the logs, in bytes; one-minute load average.
+
+    `cgroup_*`: of the tightest memory limit that we and our engines run under; None: there is none.
+    """
 
     memory_total: int
     memory_available: int
     disk_total: int
     disk_free: int
     load: float
+    cgroup_total: int | None = None
+    cgroup_available: int | None = None
 
 
 class Health(StrEnum):

@@ -17,7 +17,6 @@ from vllm_watchdog.core.incidents import Incident, Urgency
 from vllm_watchdog.core.liveness import Pulse
 from vllm_watchdog.core.policy import Do, Phase, Sign
 from vllm_watchdog.core.reload import settled
-from vllm_watchdog.core.symptoms import Trend
 from vllm_watchdog.core.verdict import Finding
 from vllm_watchdog.core.world import NOT_YET, Engine, World
 
@@ -26,6 +25,8 @@ DAY_S = 86400.0
 BUNDLE_S = 10.0     # a bundle is as finished as it is by then
 LOOK_S = 0.1        # how often the GPUs are sampled while an engine waits for their memory: it was back after 0.17-0.43 s
 OOMS = frozenset({"oom_runtime", "startup_oom"})
+OOM_RATE_S = 300.0
+DOWN = "engine_down"    # of a service, so it does not end with a process
 WHY_BY_PHASE = {
     Phase.STARTING: ("spawn_failed", "it was not started within {limits.spawn_s:.0f} s"),
     Phase.LOADING: ("load_timeout", "not ready after {limits.load_s:.0f} s"),
@@ -97,7 +98,8 @@ class Turn:
             self.world = replace(self.world, restarts=(*recent, self.at))
         engine = Engine(
             plan=engine.plan, life=engine.life, generation=engine.generation + 1, since=self.at, spawned_at=self.at,
-            active_at=self.at, pulse=Pulse(since=self.at), metrics=NOT_YET, trend=Trend(), ooms=engine.ooms,
+            active_at=self.at, pulse=Pulse(since=self.at), metrics=NOT_YET, ooms=engine.ooms,
+            renewed_at=engine.renewed_at,
         )
         self.world = self.world.with_engine(engine)
         self.note(name, "action", f"starting {engine.mark}")
@@ -167,7 +169,8 @@ class Turn:
     def _drain(self, name: str) -> None:
         """Nothing of it is left, so nothing will say that its symptoms have cleared."""
         cards = {f"gpu{gpu}" for gpu in self.world.engine(name).plan.gpus}
-        watches = tuple(watch for watch in self.world.watches if watch.subject != name
+        watches = tuple(watch for watch in self.world.watches
+                        if (watch.subject != name or watch.class_ == DOWN)
                         and not (watch.class_ == "vram_growth" and watch.subject in cards))
         self.world = replace(self.world, watches=watches)
         self.send(Drain, name)
@@ -183,10 +186,30 @@ class Turn:
         why = engine.why or (_exit(engine.exit_code) if engine.exit_code is not None else "it is gone")
         self.change(name, cause=engine.blame, why=why)
         incident = self.symptom(name, engine.blame, Urgency.CRITICAL, why)
+        self._count_failure(engine)
         if engine.in_flight:
             self.change(name, in_flight="")
             self.note(name, "in flight", engine.in_flight)
         return incident
+
+    def _count_failure(self, engine: Engine) -> None:
+        """A restart answers each failure; too many in a day are no accident.  An unplanned gap is an outage from now on."""
+        recent = tuple((mark, at) for mark, at in self.world.failed if at > self.at - DAY_S and mark != engine.mark)
+        self.world = replace(self.world, failed=(*recent, (engine.mark, self.at)))
+        count = sum(mark.engine == engine.name for mark, _ in self.world.failed)
+        if count > self.world.plan.thresholds.crash_loop:
+            text = f"{engine.name} failed {count} times within a day; a restart does not cure it"
+            self.symptom(engine.name, "crash_loop", Urgency.WARNING, text)
+        service = self.world.service(engine.name)
+        if service.wanted == engine.name:
+            self.world = self.world.with_service(replace(service, excused_until=-inf))
+
+    def _count_ooms(self, name: str) -> None:
+        service, limit = self.service_of(name), self.world.plan.thresholds.oom_rate
+        count = sum(at > self.at - OOM_RATE_S for engine in self.world.engines
+                    if self.service_of(engine.name) == service for at in engine.ooms)
+        if count > limit:
+            self.symptom(name, "oom_rate", Urgency.WARNING, f"out of memory {count} times within {OOM_RATE_S:.0f} s")
 
     def symptom(self, name: str, class_: str, urgency: Urgency, text: str, findings: tuple[Finding, ...] = ()) -> Incident:
         """A symptom of an engine, or of the host, joins or opens the incident of its service."""
@@ -227,10 +250,12 @@ class Turn:
         news = specificity(class_) > specificity(engine.cause)
         if news:
             engine = self.change(name, cause=class_, why=text)
-        if class_ in OOMS and not (engine.ooms and engine.ooms[-1] >= engine.spawned_at):
+        if class_ in OOMS and not engine.oomed:
             recent = tuple(at for at in engine.ooms if at > self.at - engine.plan.limits.window_s)
-            self.change(name, ooms=(*recent, self.at))
+            self.change(name, ooms=(*recent, self.at), oomed=True)
         self.symptom(name, class_, Urgency.CRITICAL, text, findings)
+        if class_ in OOMS:
+            self._count_ooms(name)
         reason = class_ if doom else ""
         if not (self.world.paused and engine.phase in policy.ALIVE):
             self.sign(name, Sign.FAULT, doom=reason)

@@ -7,13 +7,14 @@ from math import inf
 
 from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.incidents import Incident
+from vllm_watchdog.core.leaks import Growth, Trends
 from vllm_watchdog.core.liveness import Pulse
 from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.plan import EnginePlan, Plan
 from vllm_watchdog.core.policy import AT_REST, NAPPING, ONLY_WHEN_ACTIVE, Phase, State
 from vllm_watchdog.core.readings import Gpu, Health, Host, Mark, Metrics, Tree, Unknown
-from vllm_watchdog.core.symptoms import Trend, Watch
+from vllm_watchdog.core.symptoms import Counter, Watch
 
 NOT_YET = Unknown(0.0, "not sampled yet")
 
@@ -35,7 +36,9 @@ class Engine:
     pulse: Pulse = Pulse()
     metrics: Metrics | Unknown = NOT_YET
     tree: Tree | None = None
-    trend: Trend = Trend()
+    trends: Trends = ()
+    growths: tuple[Growth, ...] = ()            # what the trends say, as judged last
+    preempted: Counter = Counter()
     warm: tuple[tuple[int, int], ...] = ()      # (card, bytes) in use after warm-up
     cause: str = ""                     # class of this generation's failure, the most specific seen
     why: str = ""                       # the sentence that proves it
@@ -43,7 +46,9 @@ class Engine:
     bundles: int = 0                    # asked for of this generation, and not finished
     exit_code: int | None = None
     in_flight: str = ""                 # what the gateway said of its requests, until an incident takes it
-    ooms: tuple[float, ...] = ()
+    ooms: tuple[float, ...] = ()        # one a generation
+    oomed: bool = False                 # this generation is among them
+    renewed_at: float = -inf            # last planned restart
 
     @property
     def name(self) -> str:
@@ -85,6 +90,7 @@ class World:
     asked: Plan | None = None           # a newer plan, part of which waits for an engine's next start
     strays_until: float = inf           # a stop waits this long for strays that do not go
     restarts: tuple[float, ...] = field(default=())     # of the last day
+    failed: tuple[tuple[Mark, float], ...] = ()         # generations that failed within the last day
 
     def engine(self, name: str) -> Engine:
         """Raises KeyError for a name that is not configured."""
@@ -151,6 +157,7 @@ def remembered(world: World) -> Memory:
                 why=engine.why if engine.phase is Phase.HELD and not forgiven else "",
                 asleep=engine.phase in NAPPING,
                 served=engine.phase is Phase.SERVING,
+                renewed_at=engine.renewed_at,
             )
             for engine in world.engines
         ),

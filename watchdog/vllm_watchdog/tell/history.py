@@ -26,6 +26,8 @@ from vllm_watchdog.tell.files import Say, open_owner_only, set_aside
 slot_s = 10.0                       # one sample an engine in this long
 keep_samples_s = 7 * 86_400.0
 keep_incidents = 10_000
+incidents_bytes = 256 << 20         # ... and as much of their JSON; one is 10 to 100 kB
+keep_s = 30 * 86_400.0              # an incident that is over
 keep_alerts_s = 30 * 86_400.0       # a delivered alert is remembered so that it is not told twice
 prune_s = 3600.0
 retry_s = 1.0
@@ -86,8 +88,9 @@ class History:
     """`clock` is monotonic, `wall` epoch seconds.  Every method but `ask` returns at once."""
 
     def __init__(self, path: Path, clock: Callable[[], float], wall: Callable[[], float], say: Say, *,
-                 queue_jobs: int = 10_000) -> None:
+                 keep_s: float = keep_s, queue_jobs: int = 10_000) -> None:
         self.path = path
+        self._keep_s = keep_s
         self._clock, self._wall, self._say = clock, wall, say
         self._limit = queue_jobs
         self._backlog: Backlog[_Job[Any]] = Backlog(queue_jobs)
@@ -168,7 +171,7 @@ class History:
             answers = [job.work(db) for job in jobs]
             if self._clock() - self._pruned_at >= prune_s:
                 self._pruned_at = self._clock()
-                _prune(db, self._wall())
+                _prune(db, self._wall(), self._keep_s)
         for job, answer in zip(jobs, answers, strict=True):
             job.finish(answer)
 
@@ -282,8 +285,12 @@ def _write_sample(db: sqlite3.Connection, slot: int, sample: Sample) -> None:
                (slot, *astuple(sample)))
 
 
-def _prune(db: sqlite3.Connection, wall: float) -> None:
+def _prune(db: sqlite3.Connection, wall: float, keep_s: float) -> None:
+    """The oldest first; an incident that is not over stays."""
     db.execute("DELETE FROM samples WHERE slot < ?", (int((wall - keep_samples_s) // slot_s),))
     db.execute("DELETE FROM outbox WHERE wall < ?", (wall - keep_alerts_s,))
-    db.execute("DELETE FROM incidents WHERE id NOT IN (SELECT id FROM incidents ORDER BY wall_opened DESC LIMIT ?)",
-               (keep_incidents,))
+    db.execute("DELETE FROM incidents WHERE wall_resolved < ?", (wall - keep_s,))
+    db.execute("DELETE FROM incidents WHERE wall_resolved IS NOT NULL AND id IN (SELECT id FROM (SELECT id,"
+               " sum(length(json)) OVER newest AS bytes, row_number() OVER newest AS number FROM incidents"
+               " WINDOW newest AS (ORDER BY wall_opened DESC, id)) WHERE bytes > ? OR number > ?)",
+               (incidents_bytes, keep_incidents))
