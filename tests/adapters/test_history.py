@@ -253,3 +253,13 @@ def test_incidents_that_are_over_leave_by_size_and_by_number(tmp_path, monkeypat
     monkeypatch.setattr(history, "incidents_bytes", 1 << 20)
     monkeypatch.setattr(history, "keep_incidents", 3)
     assert kept(tmp_path / "b.db") == ["4", "3", "2", "1"]
+
+
+def test_the_open_incidents_are_found_and_one_that_cannot_be_read_is_left_out(book):
+    for number in (1, 2, 3):
+        book.record(incident(number))
+    book.record(incident(1, over=True))
+    book.do(lambda db: db.execute("UPDATE incidents SET json = '{\"_\": \"Incident\"}' WHERE id = ?", (incident(3).id,)))
+    assert book.flush(5)
+    assert Reader(book.path).open_incidents() == (incident(2),)
+    assert Reader(book.path.with_name("none.db")).open_incidents() == ()

@@ -148,7 +148,7 @@ def test_it_looks_like_vllm_from_outside(engine: Callable[..., Engine]) -> None:
     assert b"MARKER" not in Path(f"/proc/{core.pid}/environ").read_bytes()  # setproctitle wipes it
     assert f"(EngineCore pid={core.pid}) INFO " in sim.log
     assert f"[entry.py:140] Starting vLLM server on http://127.0.0.1:{sim.port}" in sim.log
-    assert "INFO:     Application startup complete." in sim.log
+    wait_for(lambda: "INFO:     Application startup complete." in sim.log, "the last line of the start")
 
 
 def test_the_marker_survives_in_the_engine_core_with_spt_noenv(engine: Callable[..., Engine]) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_watchdog.app.console import Console, journald, priority, worded
+from vllm_watchdog.app.console import Console, journald, priority
+from vllm_watchdog.app.show import worded
 
 
 @pytest.mark.parametrize(("line", "level"), [

@@ -230,6 +230,8 @@ def poison(folder: Path, _: int) -> list[Row]:
                 answers.append(str(said.status_code))
                 for name in ("primary", "backup"):
                     watchdog.in_phase(name, "serving")
+            while crowd.outcomes.total() < POISONS * NORMAL:
+                time.sleep(0.005)
 
         run(under(crowd, work, clients=16, streams=0))
         deaths = len(watchdog.said("engine.exited"))

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from math import inf
 
+import pytest
 from tests.core.scenes import Scene, finding, gpu, mark, plan
 
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core import events as e
 from vllm_watchdog.core.failover import PLANNED_S
 from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.memory import EngineMemory, Memory
 from vllm_watchdog.core.outages import ROUTED
 from vllm_watchdog.core.plan import FailoverPlan, Standby, Thresholds
 from vllm_watchdog.core.policy import Phase
@@ -137,3 +139,13 @@ def test_a_stop_is_no_outage() -> None:
     scene.feed(e.StopAsked(10.0, "SIGTERM"))
     scene.at(50.0)
     assert not raised(scene)
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_what_served_under_the_last_daemon_and_does_not_any_more_is_an_outage(served: bool) -> None:
+    memory = Memory("boot-1", (EngineMemory("primary", 1, wanted=True, served=served),))
+    scene = Scene(plan(), memory=memory, survivors=(e.Survivor(mark("primary#1"), 100, leader=True, age_s=500.0),))
+    assert scene.phase() is Phase.LOADING
+    scene.at(0.0)
+    scene.at(30.0)
+    assert raised(scene) is served

@@ -25,6 +25,7 @@ from vllm_watchdog.gateway.last_words import Answer, kept_limit
 from vllm_watchdog.gateway.quarantine import ENTRY_LIMIT, Present, Quarantine, Verdict, tokens_of
 from vllm_watchdog.gateway.report import Casualty, Metrics, casualties
 from vllm_watchdog.gateway.routes import Kind, Route, RouteError, Service, Target, kind_of, model_of, parse_route
+from vllm_watchdog.gateway.waits import Waits, kept
 
 # -- framing
 
@@ -434,6 +435,29 @@ def test_a_report_of_a_death_is_bounded_and_names_the_suspects_first() -> None:
     assert len(message["requests"]) == 64
     assert len(json.dumps(message)) < 32 << 10, "half of what the daemon reads"
     assert set(message["requests"][0]) == {"id", "bytes", "age_s", "begun", "hash", "tokens_estimated", "verdict"}
+
+
+def test_waits_are_told_once_when_they_have_settled() -> None:
+    waits = Waits()
+    assert waits.told("s", 100.0) is None
+    waits.answered(10.0, 58.2, replayed=True)
+    waits.answered(12.0, 58.0, replayed=False)
+    waits.failed()
+    waits.up_at = 57.9
+    assert waits.told("s", 58.5) is None
+    assert waits.told("s", 59.0) == {"verb": "waited", "service": "s", "requests": 2, "failed": 1, "replayed": 1,
+                                     "longest_s": 48.2, "median_s": 47.1}
+    assert waits.told("s", 99.0) is None
+
+
+def test_waits_that_all_failed_have_no_median_and_of_many_the_first_are_kept() -> None:
+    waits = Waits()
+    waits.failed()
+    assert waits.told("s", 1.0)["median_s"] == 0.0
+    for number in range(kept + 10):
+        waits.answered(0.0, float(number), replayed=False)
+    told = waits.told("s", 1.0)
+    assert (told["requests"], told["longest_s"], told["median_s"]) == (kept + 10, kept + 9, (kept - 1) / 2)
 
 
 def test_metrics_have_few_labels_whatever_an_engine_says() -> None:

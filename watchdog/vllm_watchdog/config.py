@@ -40,15 +40,20 @@ from vllm_watchdog.config_sources import (
     from_credentials,
     from_environment,
     from_file,
+    strangers,
 )
 from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Standby, Thresholds
 from vllm_watchdog.gateway_plan import MIB, GatewayPlan
 from vllm_watchdog.launch import UNSET, Arg, Launch, command_line, environment, most_at_once, served_names
 
-__all__ = ["ConfigError", "Launch", "Settings", "load"]
+__all__ = ["ConfigError", "Launch", "Settings", "load", "misspelt"]
 
 ROUTE_FILE = "route.json"       # in state_dir: the daemon writes it, the gateway reads it
 DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}        # without it vLLM has no /sleep and no /wake_up
+SIZING_FLAGS = frozenset({
+    "api-server-count", "cpu-offload-gb", "enable-chunked-prefill", "gpu-memory-utilization", "kv-cache-dtype",
+    "max-model-len", "max-num-batched-tokens", "max-num-seqs", "swap-space",
+})
 SEARCHED = (Path("config.toml"), Path("/etc/llm-watchdog/config.toml"))
 
 
@@ -85,6 +90,7 @@ class Settings(BaseSettings):
             failover=FailoverPlan(self.failover.after_failures, self.failover.failback, self.failover.stable_s),
             planned=self.restart.planned,
             sample_s=self.daemon.sample_s,
+            remind_s=self.alerts.remind_s,
             bundle_interval_s=self.evidence.min_interval_s,
             seed=seed,
         )
@@ -108,7 +114,7 @@ class Settings(BaseSettings):
         )
         args = _set(engine.args)
         return EnginePlan(name, engine.port, engine.gpus, share_of(args), engine.backup_for, engine.standby, limits,
-                          most_at_once(args))
+                          most_at_once(args), _sizing(args))
 
     def _thresholds(self, engines: tuple[EnginePlan, ...]) -> Thresholds:
         asked = self.thresholds
@@ -171,6 +177,11 @@ class Settings(BaseSettings):
         return tuple(f"{'.'.join(map(str, path))}: {what}" for path, what in config_checks.doubts(self))
 
 
+def _sizing(args: Mapping[str, Arg]) -> tuple[tuple[str, str], ...]:
+    """The flags that advice may name; no other, since one might hold a secret."""
+    return tuple((name, str(value)) for name, value in args.items() if name in SIZING_FLAGS and not isinstance(value, list))
+
+
 def _set(args: Mapping[str, Arg]) -> dict[str, Arg]:
     return {name: value for name, value in args.items() if value != UNSET}
 
@@ -184,16 +195,17 @@ def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> S
     return _checked(_sources(path, environ, Path(folder) if folder else None))
 
 
-def load_daemon(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Daemon:
-    """The table [daemon] alone, for whoever only asks a running one: the rest may need secrets that it alone can read.
-
-    Raises ConfigError.
-    """
+def load_to_ask(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Where the daemon is, and in which language to tell of it, for whoever only asks: nothing else of it is read, since
+    the rest may need secrets that the daemon alone can read.  Raises ConfigError."""
     sources = _sources(path, environ, None)
     for source in sources:
-        source.tree = {"daemon": source.tree["daemon"]} if "daemon" in source.tree else {}
+        alerts = source.tree.get("alerts")
+        language = {"language": alerts["language"]} if isinstance(alerts, dict) and "language" in alerts else {}
+        daemon = {"daemon": source.tree["daemon"]} if "daemon" in source.tree else {}
+        source.tree = daemon | ({"alerts": language} if language else {})
     try:
-        return _settled(sources).daemon
+        return _settled(sources)
     except ValidationError as error:
         said: dict[Path_, str] = {}
         for item in error.errors(include_url=False):
@@ -223,6 +235,11 @@ def _sources(path: Path | None, environ: Mapping[str, str], secrets: Path | None
     if not found and not any(source.tree for source in sources):
         raise ConfigError([f"{origin}: not there, nor is {SEARCHED[1]}, expected one of them, or --config PATH"])
     return sources
+
+
+def misspelt(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """A sentence for each variable that looks like a key and is not read."""
+    return tuple(strangers(environ, tuple(Settings.model_fields)))
 
 
 def _first() -> Path | None:

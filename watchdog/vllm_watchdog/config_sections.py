@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from vllm_watchdog.config_channels import Kind
 from vllm_watchdog.config_fields import (
     DAY_S,
     READ,
@@ -20,6 +21,7 @@ from vllm_watchdog.config_fields import (
     Env,
     Folder,
     Gib,
+    Hours,
     Level,
     Line,
     Listen,
@@ -33,7 +35,9 @@ from vllm_watchdog.config_fields import (
     Section,
     Share,
     Url,
+    Words,
 )
+from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import Failback, FailoverPlan, Limits, Plan, Planned, Standby, Thresholds
 from vllm_watchdog.gateway_plan import MIB, GatewayPlan
 
@@ -154,12 +158,23 @@ class Gateway(Section):
 
 
 class Channel(Section):
-    type: Literal["webhook"] = "webhook"
+    type: Kind | None = None            # None: by the address
     url: Url
-    timeout_s: Annotated[float, READ, Number, Field(le=120)] = 10
+    secret: Secret | None = None
     headers: dict[Plain, Secret] = Field(default_factory=dict)
+    timeout_s: Annotated[float, READ, Number, Field(le=120)] = 10
+    min_severity: Urgency = Urgency.WARNING
+    quiet_hours: Hours | None = None
+    max_per_hour: Count = 30
+
+
+class Templates(Section):
+    title: Words = ""
+    text: Words = ""
 
 
 class Alerts(Section):
     language: Literal["en", "zh", "both"] = "en"
+    remind_s: Annotated[float, READ, Field(strict=True, ge=0, le=7 * DAY_S, allow_inf_nan=False)] = PLAN.remind_s
+    templates: Templates = Templates()
     channels: dict[Name, Channel] = Field(default_factory=dict)

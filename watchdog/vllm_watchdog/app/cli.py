@@ -48,12 +48,12 @@ def _settings(options: argparse.Namespace) -> Any:
         raise SystemExit(fail("\n".join(error.problems))) from None
 
 
-def _daemon(options: argparse.Namespace) -> Any:
-    """Where the daemon is; the rest of the configuration may need secrets that only the daemon can read."""
-    from vllm_watchdog.config import ConfigError, load_daemon
+def _to_ask(options: argparse.Namespace) -> Any:
+    """As much of the settings as it takes to ask the daemon, or to read what it wrote."""
+    from vllm_watchdog.config import ConfigError, load_to_ask
 
     try:
-        return load_daemon(options.config)
+        return load_to_ask(options.config)
     except ConfigError as error:
         raise SystemExit(fail("\n".join(error.problems))) from None
 
@@ -66,7 +66,10 @@ def _run(options: argparse.Namespace) -> int:
 
     settings = _settings(options)
     from vllm_watchdog.app.daemon import Daemon
-    from vllm_watchdog.config import load
+    from vllm_watchdog.config import load, misspelt
+
+    for line in misspelt():
+        print(f"warning: {line}", file=sys.stderr)
 
     try:
         return Daemon(settings, lambda: load(options.config)).run()
@@ -136,7 +139,7 @@ def _ask(options: argparse.Namespace, request: dict[str, Any], deadline_s: float
     from vllm_watchdog.tell.client import Unreachable, call
 
     try:
-        return call(_daemon(options).socket, request, deadline_s)
+        return call(_to_ask(options).daemon.socket, request, deadline_s)
     except Unreachable as error:
         raise SystemExit(fail(str(error), 4)) from None
 
@@ -156,35 +159,47 @@ def _incidents(options: argparse.Namespace) -> int:
     import json
 
     from vllm_watchdog.app import show
+    from vllm_watchdog.core.schema import CODEC
     from vllm_watchdog.tell.history import HistoryError, Reader
 
-    daemon = _daemon(options)
-    reader = Reader(daemon.log_dir / "history.db")
-    folder = daemon.log_dir / "incidents"
+    settings = _to_ask(options)
+    reader = Reader(settings.daemon.log_dir / "history.db")
     try:
         found: Any = reader.incident(options.id) if options.id else reader.incidents(options.limit)
     except HistoryError as error:
         return fail(str(error), 1)
     if options.id and found is None:
-        return fail(f"no incident {options.id!r}; `llm-watchdog incidents` lists them")
+        return fail(f"no incident {options.id!r}, or more than one begins so; `llm-watchdog incidents` lists them")
     if options.json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
+    elif not options.id:
+        print(show.incidents(found, settings.alerts.language))
     else:
-        print(show.incident(found, folder) if options.id else show.incidents(found))
+        try:
+            incident = CODEC.decode(found["incident"])
+        except ValueError as error:
+            return fail(f"{found['id']}: written by another version of llm-watchdog ({error}); --json shows it as it is", 1)
+        print(show.incident(incident, settings.daemon.log_dir / "incidents", settings.alerts.language))
     return 0
 
 
 def _events(options: argparse.Namespace) -> int:
-    from vllm_watchdog.app.console import worded
+    import json
+
+    from vllm_watchdog.app import show
     from vllm_watchdog.tell.client import Unreachable, stream
     from vllm_watchdog.tell.journal import files, read
 
-    daemon = _daemon(options)
-    folder = daemon.log_dir / "journal"
+    settings = _to_ask(options)
+    folder = settings.daemon.log_dir / "journal"
+
+    def told(line: dict[str, Any]) -> str:
+        return json.dumps(line, ensure_ascii=False) if options.json else show.event(line, settings.alerts.language)
+
     try:
         said = (line for path in files(folder)[-2:] for line in read(path) if "say" in line)
         for line in deque(said, maxlen=options.lines):
-            print(worded(line))
+            print(told(line))
     except OSError as error:
         print(f"{folder}: {error.strerror}: expected the journal, which the daemon writes", file=sys.stderr)
         if not options.follow:
@@ -192,8 +207,8 @@ def _events(options: argparse.Namespace) -> int:
     if not options.follow:
         return 0
     try:
-        for line in stream(daemon.socket, {"verb": "events"}):
-            print(worded(line), flush=True)
+        for line in stream(settings.daemon.socket, {"verb": "events"}):
+            print(told(line), flush=True)
     except Unreachable as error:
         return fail(str(error), 4)
     return 0
@@ -250,8 +265,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"llm-watchdog {__version__}")
     sub = parser.add_subparsers(required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--config", type=Path, metavar="PATH",
-                        help="default: ./config.toml, then /etc/llm-watchdog/config.toml")
+    for place, default in ((parser, None), (common, argparse.SUPPRESS)):    # left out after a command it overrides nothing
+        place.add_argument("--config", type=Path, metavar="PATH", default=default,
+                           help="default: ./config.toml, then /etc/llm-watchdog/config.toml")
 
     def add(name: str, command: Command, text: str, configured: bool = True) -> argparse.ArgumentParser:
         one = sub.add_parser(name, help=text, description=text, parents=[common] if configured else [])
@@ -269,7 +285,9 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--limit", type=_count, default=20, metavar="N")
     logs = add("logs", _logs, "an engine's log with the findings marked")
     logs.add_argument("engine")
-    for one in (logs, add("events", _events, "the journal in words")):
+    events = add("events", _events, "the journal in words")
+    events.add_argument("--json", action="store_true", help="its lines as they are")
+    for one in (logs, events):
         one.add_argument("-f", "--follow", action="store_true")
         one.add_argument("-n", "--lines", type=_count, default=50, metavar="N")
     snapshot = add("snapshot", _operate, "write an evidence bundle now")

@@ -6,7 +6,6 @@ $JOURNAL_STREAM tells: a terminal or a file gets the plain line.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from vllm_watchdog.app.show import worded
 from vllm_watchdog.tell.journal import iso
 
 CRIT, ERR, WARNING, NOTICE, INFO = 2, 3, 4, 5, 6     # syslog(3)
@@ -50,22 +50,10 @@ class Console:
     def line(self, line: Mapping[str, Any]) -> None:
         """`2026-11-29T14:41:57.123Z engine.phase engine=primary#2 was=loading now=serving`"""
         before = f"<{priority(line)}>" if self._prefix else ""
+        words = worded({"wall": iso(time.time()), **line})
         with suppress(OSError):     # a terminal that hung up must not end the daemon
-            sys.stderr.write(f"{before}{worded(line)}\n")
+            sys.stderr.write(f"{before}{words}\n")
             sys.stderr.flush()
 
     def say(self, name: str, /, **fields: str | float) -> None:
         self.line({"say": name} | fields)
-
-
-def worded(line: Mapping[str, Any]) -> str:
-    """A journal line in words, with its fields in order."""
-    left_out = ("wall", "at", "say", "decided")
-    fields = " ".join(f"{key}={_quoted(value)}" for key, value in line.items() if key not in left_out)
-    return f"{line.get('wall') or iso(time.time())} {line['say']} {fields}".rstrip()
-
-
-def _quoted(value: object) -> str:
-    text = str(value)
-    plain = text.isprintable() and not set(text) & {" ", "=", '"'}
-    return text if plain else json.dumps(text, ensure_ascii=False)

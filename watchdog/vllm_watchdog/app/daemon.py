@@ -28,6 +28,7 @@ from vllm_watchdog.app.clock import Sampling
 from vllm_watchdog.app.console import Console, journald
 from vllm_watchdog.app.engines import Engines
 from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
+from vllm_watchdog.app.recall import recalled
 from vllm_watchdog.app.reload import Reload
 from vllm_watchdog.app.route import route
 from vllm_watchdog.app.samples import Samples
@@ -56,6 +57,7 @@ from vllm_watchdog.tell.systemd import Notifier
 
 GPU_SILENT_PERIODS = 3
 EVIDENCE_FLOOR = 0.25       # of disk_free_gib: what is left then is for the journal and the engines' logs
+WRITTEN_S = 5.0             # the state waits this long for the alerts that it owes to be on disk
 EX_SOFTWARE = 70            # sysexits.h
 LEAVE_S = 5.0               # to write the last lines down when everything has stopped
 
@@ -109,7 +111,6 @@ class Daemon:
         self.journal: Journal = self._part(Journal(
             daemon.log_dir / "journal", time.monotonic, time.time, tap=self._tap,
             total_bytes=int(self.settings.retention.journal_gib * GIB)))
-        self.store: Store = self._part(Store(daemon.state_dir / "state.json", time.monotonic, self.say))
         self.route: Store = self._part(Store(daemon.state_dir / ROUTE_FILE, time.monotonic, self.say))
         retention = self.settings.retention
         self.history: History = self._part(History(
@@ -117,14 +118,16 @@ class Daemon:
         self.outbox: Outbox = self._part(self._outbox(self.settings))
         self.reload = Reload(
             self.settings, self._again, lambda: self.world.plan, self._apply, self.announcer, self.say)
-        self.pages: Pages = self._part(Pages(self._incidents_dir, time.monotonic, self.say))
-        reader = Reader(daemon.log_dir / "history.db")
+        self.pages: Pages = self._part(Pages(self._incidents_dir, time.monotonic, self.say, os.uname().nodename))
+        self.store: Store = self._part(Store(
+            daemon.state_dir / "state.json", time.monotonic, self.say, first=lambda: self.outbox.written(WRITTEN_S)))
+        self.reader = reader = Reader(daemon.log_dir / "history.db")
         self.control: Control = self._part(Control(
             daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
-            self._hear_casualties, self.reload))
+            self._hear, self.reload))
 
     def _outbox(self, settings: Settings) -> Outbox:
-        return Outbox(channels.webhooks(settings), Ledger(self.history), channels.writer(settings).payload,
+        return Outbox(channels.channels(settings), Ledger(self.history), channels.writer(settings),
                       time.monotonic, time.time, self.say)
 
     def _claim(self) -> Groups | None:
@@ -180,7 +183,7 @@ class Daemon:
             keep_capabilities()
             become_subreaper()
             index = MarkIndex(self.instance, inhabitants=self.groups.inhabitants) if self.groups else None
-            memory = load(daemon.state_dir / "state.json", time.time(), self.say)
+            memory = recalled(load(daemon.state_dir / "state.json", time.time(), self.say), self.reader, self.say)
             booted = Booted(
                 at=time.monotonic(), plan=self.settings.plan(host_seed()), wall_offset=time.time() - time.monotonic(),
                 boot_id=boot_id(), memory=memory, survivors=survey(self.instance, index),
@@ -231,17 +234,26 @@ class Daemon:
             self.route.save(document)
         self.announcer.publish(world)
 
-    def _hear_casualties(self, said: dict[str, Any]) -> None:
-        """Raises ValueError for what is no list of casualties."""
+    def _hear(self, said: dict[str, Any]) -> None:
+        """The gateway's words.  Raises ValueError for what can't be read."""
+        if said["verb"] == "waited":
+            service = said.get("service")
+            wait = {key: value for key, value in said.items() if key not in ("verb", "service")}
+            event = {"_": "Waited", "at": time.monotonic(), "service": service, "wait": {"_": "Wait"} | wait}
+            self.inbox.put(CODEC.decode(event))
+        else:
+            self.inbox.put(self._casualties(said))
+
+    def _casualties(self, said: dict[str, Any]) -> Event:
         requests = said.get("requests")
         if not isinstance(requests, list) or not all(isinstance(each, dict) for each in requests):
             raise ValueError("requests: expected a list of objects")
-        event = CODEC.decode({
+        event: Event = CODEC.decode({
             "_": "Casualties", "at": time.monotonic(), "in_flight": said.get("in_flight"),
             "mark": {"_": "Mark", "engine": said.get("engine"), "generation": said.get("generation")},
             "requests": [{"_": "InFlight"} | each for each in requests],
         })
-        self.inbox.put(event)
+        return event
 
     def report(self) -> dict[str, Any]:
         return report(self.world) | {
@@ -253,7 +265,7 @@ class Daemon:
 
     def _record(self, command: c.Record) -> None:
         self.history.record(command.incident)
-        self.pages.write(command.incident)
+        self.pages.write(command.incident, self.samples.points(command.incident.engine))
 
     def _alert(self, command: c.Alert) -> None:
         incident = command.incident

@@ -77,10 +77,7 @@ def _forget(turn: Turn) -> None:
 def _rebased(incident: Incident, event: Booted) -> Incident:
     """After a reboot the monotonic clock began anew: the wall clock says how long ago it was."""
     by = (incident.wall_opened - event.wall_offset) - incident.opened_at
-    return replace(
-        incident, opened_at=incident.opened_at + by, touched_at=event.at,
-        timeline=tuple(replace(entry, at=entry.at + by) for entry in incident.timeline),
-    )
+    return incidents.shifted(incident, by, event.at)
 
 
 def _leader(engine: Engine, survivors: tuple[Survivor, ...]) -> Survivor | None:
@@ -112,7 +109,9 @@ def _services(event: Booted, memory: Memory, running: dict[str, Survivor | None]
         standby = event.plan.engine(backup).standby if backup else Standby.COLD
         service = Service(primary.name, backup, standby, side, since=event.at)
         if memory.boot_id == event.boot_id:
+            served = any(engine.served for engine in memory.engines if engine.name == service.wanted)
             service = replace(service, turned_at=before.turned_at, patience=before.patience,
+                              excused_until=-inf if served else inf,     # only a first start is excused
                               lowering=before.lowering if side is Side.PRIMARY else Lowering())
         services.append(service)
     return services
@@ -144,7 +143,7 @@ def _adopt(turn: Turn, name: str, survivor: Survivor, asleep: bool) -> None:
     left = max(engine.plan.limits.load_s - survivor.age_s, engine.plan.limits.suspect_s)
     phase = Phase.SERVING if asleep else Phase.LOADING
     life = State(phase=phase, wanted=True, deadline=turn.at + left, failures=engine.life.failures)
-    turn.change(name, life=life, pid=survivor.pid, spawned_at=turn.at - survivor.age_s, cause="", why="",
+    turn.change(name, life=life, pid=survivor.pid, spawned_at=turn.at - survivor.age_s, cause="", why="", adopted=True,
                 pulse=replace(engine.pulse, since=turn.at))
     turn.do(Adopt(survivor.mark, survivor.pid))
     turn.say("engine.adopted", engine=survivor.mark, pid=survivor.pid, then="kept" if kept else "stopped")

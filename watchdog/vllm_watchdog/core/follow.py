@@ -45,7 +45,9 @@ def follow(turn: Turn) -> None:
     # Nobody waits, or only for so long that the schedule will do.
     if not (releasing or rousing) or turn.world.look_at <= turn.at:
         turn.world = replace(turn.world, look_at=inf)
+    _outages(turn)
     _recovered(turn)
+    _remind(turn)
     if turn.world.stopping and turn.world.all_at_rest:
         turn.do(Quit())
 
@@ -135,7 +137,8 @@ def _lower(turn: Turn, service: Service, watches: tuple[Watch, ...]) -> None:
         now = lowering.begun(now, turn.at, to, why, plan.failover.stable_s)
         turn.symptom(service.name, raised[0].class_, Urgency.WARNING, why)      # who shares the card has an incident too
         turn.say("service.lowered", service=service.name, to=to, because=why)
-        turn.note(service.name, "lowered", f"the gateway lets {to} requests through at a time, because: {why}")
+        turn.note(service.name, "lowered", f"the gateway lets {to} requests through at a time, because: {why}",
+                  to=str(to), because=why)
     elif now.to is not None and lowering.over(now, turn.at, watches, plan.thresholds.clear_after_s):
         after = f"{turn.at - now.since:.0f}"
         turn.say("service.restored", service=service.name, after_s=after)
@@ -160,7 +163,8 @@ def turn_service(turn: Turn, service: Service, why: Hint, start: Sign = Sign.WAN
     turn.world = turn.world.with_service(service)
     name = "failover" if service.wanted != service.name else "failback"
     turn.say(f"service.{name}", service=service.name, leaving=leaving, to=service.wanted, because=why)
-    turn.note(service.name, name, f"{leaving} -> {service.wanted}, because: {why}")
+    turn.note(service.name, name, f"{leaving} -> {service.wanted}, because: {why}", leaving=leaving, to=service.wanted,
+              because=why.value)
     if why is Hint.DEGRADED or not standby.stays(service, leaving):     # only its end frees memory: a hot one starts anew
         turn.sign(leaving, Sign.UNWANT)
     turn.sign(service.wanted, start)
@@ -217,6 +221,20 @@ def is_idle(engine: Engine) -> bool:
 
 # -- recovery
 
+def _outages(turn: Turn) -> None:
+    """Since when, and how long, each service with an incident is without an engine."""
+    for incident in turn.world.incidents:
+        if incident.service == HOST or incident.wall_resolved is not None:
+            continue
+        engine = turn.world.engine(turn.world.service(incident.service).wanted)
+        if turn.world.stopping or engine.phase in JUDGED:
+            incident = incidents.up(incident, turn.at)
+        elif not (engine.adopted and engine.phase is Phase.LOADING):     # it may serve all the time: the next look tells
+            hung = engine.cause == "engine_hang" and engine.pulse.sign_at <= turn.at
+            incident = incidents.down(incident, engine.pulse.sign_at if hung else turn.at)
+        turn.world = turn.world.with_incident(incident)
+
+
 def _still_blind(turn: Turn, incident: Incident) -> bool:
     lost = any(entry.text.startswith(f"{GPUS_LOST}: ") for entry in incident.timeline)
     return incident.service == HOST and lost and isinstance(turn.world.gpus, Unknown)
@@ -237,3 +255,10 @@ def _recovered(turn: Turn) -> None:
             text = f"calm for {turn.at - since:.0f} s"
             turn.world = turn.world.with_incident(incidents.resolved(incident, turn.at, turn.wall, text))
             turn.say("incident.resolved", incident=incident.id)
+
+
+def _remind(turn: Turn) -> None:
+    every_s = turn.world.plan.remind_s
+    for incident in turn.world.incidents:
+        if incidents.remind_at(incident, every_s) <= turn.at:
+            turn.world = turn.world.with_incident(incidents.reminded(incident, turn.at, every_s))

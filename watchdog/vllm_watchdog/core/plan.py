@@ -70,6 +70,7 @@ class EnginePlan:
     standby: Standby = Standby.COLD
     limits: Limits = Limits()
     max_seqs: int | None = None
+    args: tuple[tuple[str, str], ...] = ()      # vLLM's sizing flags as configured, for advice; never a secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class Plan:
     planned: Planned = Planned.OFF
     sample_s: float = 1.0
     confirm_s: float = 30           # an incident ends when its service has served this long
+    remind_s: float = 4 * 3600      # while only a human can help, that is said again this often; 0: never
     bundle_interval_s: float = 600  # at most one evidence bundle a symptom in this long; a kill always takes one
     seed: int = 0                   # spreads the backoff of hosts that fail together
 

@@ -92,7 +92,8 @@ def _tree_grows(turn: Turn, engine: Engine, tree: Tree) -> None:
         new = tuple(leaks.of_tree(trends, tree, turn.world.host, thresholds.leak_within_s))
         turn.change(engine.name, growths=(*cards, *new))
         hold(turn, leaks.sightings(engine.name, new, thresholds))
-    turn.change(engine.name, trends=trends)
+    warm = tree.rss_bytes if engine.warm_rss is None else engine.warm_rss
+    turn.change(engine.name, trends=trends, warm_rss=warm)
 
 
 def watch_metrics(turn: Turn, name: str, metrics: Metrics | Unknown) -> None:

@@ -1,10 +1,10 @@
 """The control socket: how people and the gateway ask a running daemon.  Newline-JSON, one request a connection.
 
 `{"verb": "status"}` -> the report; `incidents` (`limit`), `incident` (`id`); `events` streams the journal's lines as
-they happen, `route` the route, at once and at each change; `casualties` is the gateway's word on who was in flight when
-an engine died; `reload` reads the configuration again; `restart failover failback pause resume snapshot handover`
-(`engine`, `text`) become `Asked` and wait for `Answer`.  Every answer has `ok`; where it is false, `text` says
-why in one sentence.
+they happen, `route` the route, at once and at each change; `casualties` and `waited` are the gateway's words on who was in
+flight when an engine died, and how long clients waited; `reload` reads the configuration again; `restart failover
+failback pause resume snapshot handover` (`engine`, `text`) become `Asked` and wait for `Answer`.
+Every answer has `ok`; where it is false, `text` says why in one sentence.
 
 Owner-only: the socket is 0600 and the peer must be root or our own user.  Each connection has a thread that waits on
 its peer for at most `idle_s`, on an answer for at most `answer_s`; there are at most `connection_limit` of them.  The
@@ -52,7 +52,7 @@ def _fixed() -> tuple[bool, str]:
 
 class Control:
     """`post` takes `Asked`; `report` is the newest status document; `incidents(limit)` and `incident(id)` read the
-    history; `clock` is monotonic seconds; `heard` takes the gateway's casualties, raising ValueError for what is none;
+    history; `clock` is monotonic seconds; `heard` takes the gateway's words, raising ValueError for what it can't read;
     `reload` reads the configuration again in the caller's thread, and says what came of it."""
 
     def __init__(self, path: Path, post: Callable[[Asked], None], report: Callable[[], Response],
@@ -72,7 +72,7 @@ class Control:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._verbs: dict[str, Callable[[Request], Response]] = {
-            "status": self._tell_status, "casualties": self._hear, "reload": self._tell_reload,
+            "status": self._tell_status, "casualties": self._hear, "waited": self._hear, "reload": self._tell_reload,
             "incidents": self._tell_incidents, "incident": self._tell_incident,
             **dict.fromkeys(operator_verbs, self._ask),
         }

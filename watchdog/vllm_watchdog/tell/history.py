@@ -14,12 +14,14 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from vllm_watchdog.core.codec import encode
 from vllm_watchdog.core.incidents import Incident
+from vllm_watchdog.core.schema import CODEC
 from vllm_watchdog.tell.backlog import Backlog, ended
 from vllm_watchdog.tell.files import Say, open_owner_only, set_aside
 
@@ -224,6 +226,14 @@ class Reader:
         row = rows[0]
         row["incident"] = json.loads(row.pop("json"))
         return row
+
+    def open_incidents(self) -> tuple[Incident, ...]:
+        """As they were written last.  One that cannot be read is left out: it is history, not memory."""
+        found = []
+        for row in self._rows("SELECT json FROM incidents WHERE wall_resolved IS NULL ORDER BY wall_opened"):
+            with suppress(ValueError):
+                found.append(CODEC.decode(json.loads(row["json"])))
+        return tuple(incident for incident in found if isinstance(incident, Incident))
 
     def samples(self, engine: str, since_wall: float, limit: int = 100_000) -> list[dict[str, Any]]:
         """Oldest first, one each ten seconds at most: the fields of `Sample`."""
