@@ -51,6 +51,7 @@ class Daemon(Section):
     log_dir: Folder = Path("logs")
     sample_s: Annotated[float, READ, Field(strict=True, ge=0.1, le=60)] = PLAN.sample_s
     socket: Location = Path("control.sock")
+    ready: Literal["watching", "serving"] = "watching"
 
     @field_validator("socket")
     @classmethod
@@ -75,6 +76,7 @@ class Engine(Section):
     load_timeout_s: Seconds = LIMITS.load_s
     load_idle_s: Seconds = LIMITS.load_idle_s
     stop_timeout_s: Seconds = LIMITS.stop_s
+    memory_max_gib: Gib | None = None
 
 
 class Levels(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,11 @@ def status(doc: dict[str, Any]) -> str:
     lines += ["", *table(("ENGINE", "PHASE", "GEN", "PID", "PORT", "GPUS", "RSS", "KV", "RUN", "WAIT", "SINCE"),
                          (_engine(engine) for engine in doc["engines"]))]
     lines += [f"  {engine['name']}: {line}" for engine in doc["engines"] for line in _notes(engine)]
+    lines += [f"  {name}: waits for its next start: {', '.join(keys)}" for name, keys in doc.get("pending", {}).items()]
+    lines += [f"waits for a restart of the daemon: {', '.join(doc['fixed'])}"] if doc.get("fixed") else []
     lines += ["", *_gpus(doc["gpus"]), _host(doc["host"])]
+    if isinstance(groups := doc.get("cgroups"), dict):
+        lines.append(f"control groups: none of our own, {groups['unknown']}")
     if isinstance(doc["kernel_log"], dict):
         lines.append(f"kernel log: unknown, {doc['kernel_log']['unknown']}")
     lines += ["", *([_open(incident) for incident in doc["incidents"]] or ["no open incident"])]
@@ -152,7 +156,7 @@ def event(line: dict[str, Any], language: str = "en") -> str:
     return worded(line)
 
 
-def worded(line: dict[str, Any]) -> str:
+def worded(line: Mapping[str, Any]) -> str:
     """A journal line with its fields in order: `2026-11-29T14:41:57.123Z engine.phase engine=primary#2 now=serving`."""
     left_out = ("wall", "at", "say", "decided")
     fields = " ".join(f"{key}={_quoted(value)}" for key, value in line.items() if key not in left_out)
@@ -161,7 +165,8 @@ def worded(line: dict[str, Any]) -> str:
 
 def _quoted(value: object) -> str:
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if " " in text or "=" in text or '"' in text else text
+    plain = text.isprintable() and not set(text) & {" ", "=", '"'}
+    return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
