@@ -69,7 +69,7 @@ class Capture:
                 # The group is its own and its number can't be reused: the leader is our child and not yet reaped.
                 os.killpg(run.process.pid, signal.SIGKILL)
         with self._lock:
-            self._killed += [run.process for run in running if run.process.poll() is None]
+            self._killed += [run.process for run in running if not _gone(run.process)]
 
 
 def _gone(process: subprocess.Popen[bytes]) -> bool:
