@@ -12,6 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from vllm_watchdog.config_fields import (
     DAY_S,
+    OFF,
     READ,
     Args,
     Cards,
@@ -26,12 +27,14 @@ from vllm_watchdog.config_fields import (
     Location,
     Name,
     Number,
+    Page,
     Plain,
     Port,
     Seconds,
     Secret,
     Section,
     Share,
+    Token,
     Url,
 )
 from vllm_watchdog.core.plan import Failback, FailoverPlan, Limits, Plan, Standby, Thresholds
@@ -47,12 +50,23 @@ class Daemon(Section):
     log_dir: Folder = Path("logs")
     sample_s: Annotated[float, READ, Field(strict=True, ge=0.1, le=60)] = PLAN.sample_s
     socket: Location = Path("control.sock")
+    listen: Page = "127.0.0.1:9178"
+    token: Token | None = None
 
     @field_validator("socket")
     @classmethod
     def _in_state_dir(cls, value: Path, info: ValidationInfo) -> Path:
         folder: Path = info.data.get("state_dir", Path.cwd())
         return folder / value
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """0: there is no page."""
+        return int(self.listen.rpartition(":")[2]) if self.listen not in OFF else 0
 
 
 class Engine(Section):

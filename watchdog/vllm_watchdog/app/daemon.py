@@ -12,13 +12,15 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from vllm_watchdog import __version__
 from vllm_watchdog.act.evidence import Context, Evidence
 from vllm_watchdog.act.hands import Hands, become_subreaper
 from vllm_watchdog.act.sleeper import Sleeper
@@ -27,13 +29,14 @@ from vllm_watchdog.app import channels
 from vllm_watchdog.app.clock import Sampling
 from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
 from vllm_watchdog.app.route import route
-from vllm_watchdog.app.samples import Samples
+from vllm_watchdog.app.samples import Sampler
 from vllm_watchdog.config import ROUTE_FILE, Settings
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core.events import Booted, Event, HostSampled, StopAsked
 from vllm_watchdog.core.policy import HAS_CHILD
 from vllm_watchdog.core.report import report
 from vllm_watchdog.core.schema import CODEC
+from vllm_watchdog.core.totals import Totals, told
 from vllm_watchdog.core.world import World, remembered
 from vllm_watchdog.launch import Launch
 from vllm_watchdog.proc import MarkIndex, instance_of
@@ -49,8 +52,12 @@ from vllm_watchdog.tell.ledger import Ledger
 from vllm_watchdog.tell.lock import Lock
 from vllm_watchdog.tell.outbox import Outbox
 from vllm_watchdog.tell.page import Pages
+from vllm_watchdog.tell.samples import Samples
 from vllm_watchdog.tell.store import Store, load
 from vllm_watchdog.tell.systemd import Notifier
+
+if TYPE_CHECKING:
+    from vllm_watchdog.web.server import Web
 
 HEALTH_TIMEOUT_S = 5.0      # a server with a thousand new requests was seen to need seconds for /health
 GPU_SILENT_PERIODS = 3
@@ -68,7 +75,12 @@ class Daemon:
         self.settings = settings
         self.inbox: SimpleQueue[Event] = SimpleQueue()
         self.instance = instance_of(settings.daemon.state_dir)
-        self.samples = Samples()
+        self.sampler = Sampler()
+        self.started = time.time()
+        self._shown: tuple[World, Totals] = (World(), Totals())
+        self._lag_s = 0.0
+        self._profiles = {name: settings.profile(name) for name in settings.engines}
+        self._alerts: Counter[str] = Counter()
         self._saved: Any = None
         self._status = ""
         self._routed: list[dict[str, Any]] = []
@@ -116,6 +128,12 @@ class Daemon:
         self.control: Control = self._part(Control(
             daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
             self._hear_casualties))
+        self.samples: Samples = self._part(Samples(self.history.do))
+        self.web: Web | None = None
+        if daemon.port:
+            from vllm_watchdog.app import page  # `llm-watchdog events` need not wait for a web server
+
+            self.web = self._part(page.web(self.settings, self.control, self.report, self.samples, self.say))
 
     def _sense(self) -> None:
         daemon, post, clock = self.settings.daemon, self.inbox.put, time.monotonic
@@ -193,6 +211,9 @@ class Daemon:
 
     def _publish(self, world: World) -> None:
         """What must survive is written when it changed; systemd shows one line."""
+        self._shown, self._lag_s = (world, self.loop.totals), time.monotonic() - world.at
+        if self.web:
+            self.web.changed()
         if (memory := remembered(world)) != self._saved:
             self._saved = memory
             self.store.save(memory)
@@ -219,9 +240,21 @@ class Daemon:
         self.inbox.put(event)
 
     def report(self) -> dict[str, Any]:
-        return report(self.world) | {
+        """The status document: page, API, metrics and command line show this and nothing else."""
+        world, totals = self._shown
+        document = report(world)
+        for engine in document["engines"]:
+            engine["profile"] = self._profiles[engine["name"]]
+        return document | {
             "alerts": [asdict(state) for state in self.outbox.states()],
             "pid": os.getpid(),
+            "totals": told(totals, world.wall_offset),
+            "daemon": {
+                "version": __version__, "host": os.uname().nodename, "started": round(self.started, 3),
+                "lag_s": round(self._lag_s, 6), "queues": {"inbox": self.inbox.qsize()},
+                "lost": {"journal": self.journal.lost, "history": self.history.lost}, "alerts": dict(self._alerts),
+                "log_dir": str(self.settings.daemon.log_dir), "operable": self.settings.daemon.token is not None,
+            },
         }
 
     def _record(self, command: c.Record) -> None:
@@ -261,8 +294,7 @@ class Daemon:
     def _host_sampled(self, event: Event) -> None:
         self.inbox.put(event)
         if isinstance(event, HostSampled):
-            for sample in self.samples.take(self.world):
-                self.history.sample(sample)
+            self.samples.take(self.sampler.take(self.world))
 
     def _context(self, command: c.Dump) -> Context:
         mark = command.mark
@@ -270,7 +302,7 @@ class Daemon:
         tree = engine.tree if engine and engine.mark == mark else None
         return Context(
             report=json.dumps(report(self.world), indent=1, ensure_ascii=False),
-            samples=self.samples.rows(),
+            samples=self.sampler.rows(),
             pids=tuple(process.pid for process in tree.processes) if tree else (),
         )
 
@@ -286,7 +318,11 @@ class Daemon:
         """Every journal line that is in words also goes to standard error, and to whoever follows `events`."""
         if "say" not in line:
             return
+        if (name := line["say"]).startswith("alert."):
+            self._alerts[name.removeprefix("alert.")] += 1
         self.control.publish(line)
+        if self.web:
+            self.web.said(line)
         print_line(line)
 
 

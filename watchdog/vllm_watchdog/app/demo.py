@@ -35,6 +35,7 @@ CONFIG = """
 state_dir = {state}
 log_dir = {logs}
 sample_s = 0.5
+listen = "off"
 
 [engines.primary]
 command = [{python}, "-m", "vllm_watchdog.sim"]

@@ -9,6 +9,7 @@ from vllm_watchdog.core import liveness
 from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.follow import JUDGED
 from vllm_watchdog.core.lowering import Lowering
+from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
 from vllm_watchdog.core.turn import DAY_S
@@ -28,7 +29,7 @@ def report(world: World) -> dict[str, Any]:
         "stopping": world.stopping,
         "services": services,
         "engines": [_engine(world, engine) for engine in world.engines],
-        "gpus": _known(world.gpus, lambda gpus: [_gpu(gpu) for gpu in gpus]),
+        "gpus": _known(world.gpus, lambda gpus: [_gpu(gpu, world.plan.thresholds) for gpu in gpus]),
         "host": _known(world.host, _host),
         "kernel_log": {"unknown": world.kernel.why} if world.kernel else "read",
         "incidents": [
@@ -105,7 +106,8 @@ def _engine(world: World, engine: Engine) -> dict[str, Any]:
 
 def _metrics(metrics: Metrics) -> dict[str, Any]:
     return {"running": metrics.running, "waiting": metrics.waiting, "kv_usage": metrics.kv_usage,
-            "preemptions": metrics.preemptions, "counters": metrics.progress is not None}
+            "preemptions": metrics.preemptions, "counters": metrics.progress is not None,
+            "generation_tokens": metrics.progress.generation_tokens if metrics.progress else None}
 
 
 def _tree(tree: Tree) -> dict[str, Any]:
@@ -120,11 +122,12 @@ def _tree(tree: Tree) -> dict[str, Any]:
     }
 
 
-def _gpu(gpu: Gpu) -> dict[str, Any]:
+def _gpu(gpu: Gpu, thresholds: Thresholds) -> dict[str, Any]:
     return {
         "index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "used_bytes": gpu.used_bytes,
         "total_bytes": gpu.total_bytes, "utilization": gpu.utilization, "temperature_c": gpu.temperature_c,
         "ecc_uncorrected": gpu.ecc_uncorrected,
+        "vram_warn": dict(thresholds.vram_warn).get(gpu.index), "vram_degrade": dict(thresholds.vram_degrade).get(gpu.index),
         "processes": [
             {"pid": row.holder.pid, "name": row.holder.name, "used_bytes": row.used_bytes,
              "engine": str(row.holder.mark) if row.holder.mark else None}

@@ -67,7 +67,7 @@ class Control:
         self._verbs: dict[str, Callable[[Request], Response]] = {
             "status": self._tell_status, "casualties": self._hear,
             "incidents": self._tell_incidents, "incident": self._tell_incident,
-            **dict.fromkeys(operator_verbs, self._ask),
+            **dict.fromkeys(operator_verbs, self.ask),
         }
 
     def start(self) -> None:
@@ -185,7 +185,8 @@ class Control:
             raise RequestError(str(error)) from None
         return {"ok": True}
 
-    def _ask(self, request: Request) -> Response:
+    def ask(self, request: Request) -> Response:
+        """An operator's wish, and what was done; blocks for at most `wait_s` of the request.  Raises RequestError."""
         wait_s = request.get("wait_s", answer_s)
         if not isinstance(wait_s, int | float) or not 0 < wait_s <= answer_max_s:
             raise RequestError(f"wait_s: expected seconds, more than 0 and at most {answer_max_s:g}")
