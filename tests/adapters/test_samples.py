@@ -36,6 +36,7 @@ def test_a_slot_keeps_the_peak_of_a_level_and_the_mean_of_a_rate(book):
     assert ten["step_s"] == 10 and ten["range"] == "6h"
     assert ten["series"]["gpu/0"] == {"t": [WALL, WALL + 10, WALL + 20], "used_bytes": [9, 100, 29]}
     assert ten["series"]["engine/primary"]["tokens_per_s"] == [4.5, 4.5, 4.5]
+    assert reader.samples("6h", WALL + 30, WALL)["series"]["gpu/0"]["t"] == [WALL + 10, WALL + 20]
     week = reader.samples("7d", WALL + 30)["series"]["gpu/0"]
     assert max(week["used_bytes"]) == 100 and len(week["t"]) <= 2
 
@@ -45,6 +46,7 @@ def test_every_second_of_the_last_ten_minutes_is_in_memory():
     for second in range(700):
         samples.take([Sample("gpu/0", WALL + second, {"used_bytes": second})])
     recent = samples.recent(WALL + 699)["series"]["gpu/0"]
+    assert samples.recent(WALL + 699, WALL + 697)["series"]["gpu/0"]["used_bytes"] == [698, 699]
     assert len(recent["t"]) == KEPT_S and recent["used_bytes"][-1] == 699
 
 

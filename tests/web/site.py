@@ -86,10 +86,10 @@ class Site:
             raise Unavailable("history.db: is locked")
         return [ROW] * min(limit, 3)
 
-    def _samples(self, name: str) -> dict[str, Any]:
+    def _samples(self, name: str, since: float) -> dict[str, Any]:
         if name == "7d":
             raise ZeroDivisionError
-        return {"10m": {"range": "10m", "step_s": 1, "series": {"gpu/0": {"t": [1.0], "used_bytes": [GIB]}}}}[name]
+        return {"10m": {"range": "10m", "step_s": 1, "series": {"gpu/0": {"t": [1.0 + since], "used_bytes": [GIB]}}}}[name]
 
     def get(self, path: str, headers: dict[str, str] | None = None, method: str = "GET", body: Any = None) -> Answer:
         link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)

@@ -26,17 +26,17 @@ def web(settings: Settings, control: Control, report: Callable[[], dict[str, Any
         ask=control.ask,
         incidents=_readable(reader.incidents),
         incident=_readable(reader.incident),
-        samples=_readable(lambda name: sampled(reader, samples, name)),
+        samples=_readable(lambda name, since: sampled(reader, samples, name, since)),
         incidents_dir=daemon.log_dir / "incidents",
         engines={name: launch.url for name, launch in settings.launches().items()},
     )
     return Web(daemon.host, daemon.port, daemon.token.get_secret_value() if daemon.token else "", sources, say)
 
 
-def sampled(reader: Reader, samples: Samples, name: str) -> dict[str, Any]:
+def sampled(reader: Reader, samples: Samples, name: str, since: float = 0.0) -> dict[str, Any]:
     """Raises KeyError for a range that is not kept, HistoryError."""
     now = time.time()
-    return samples.recent(now) if name == RECENT else reader.samples(name, now)
+    return samples.recent(now, since) if name == RECENT else reader.samples(name, now, since)
 
 
 def _readable(call: Callable[..., T]) -> Callable[..., T]:

@@ -191,9 +191,9 @@ class Reader:
         row["incident"] = json.loads(row.pop("json"))
         return row
 
-    def samples(self, name: str, now_wall: float) -> dict[str, Any]:
-        """A range of `samples.TIERS`, in columns.  Raises KeyError for another."""
-        return samples.read(self._rows, name, now_wall)
+    def samples(self, name: str, now_wall: float, since: float = 0.0) -> dict[str, Any]:
+        """What is newer than `since` of a range of `samples.TIERS`, in columns.  Raises KeyError for another."""
+        return samples.read(self._rows, name, now_wall, since)
 
     def _rows(self, query: str, *values: object) -> list[dict[str, Any]]:
         if not self._path.exists():

@@ -106,20 +106,21 @@ class Samples:
             self._write(tier, subject, slot)
         self._slots.clear()
 
-    def recent(self, now_wall: float) -> dict[str, Any]:
-        """The last ten minutes, as `columns` does."""
+    def recent(self, now_wall: float, since: float = 0.0) -> dict[str, Any]:
+        """What is newer than `since` of the last ten minutes, as `columns` does."""
         with self._lock:
             rows = [sample for recent in self._recent.values() for sample in recent]
-        since = now_wall - KEPT_S
+        since = max(since, now_wall - KEPT_S)
         kept = ((sample.subject, round(sample.wall, 3), sample.figures) for sample in rows if sample.wall > since)
         return columns(RECENT, 1.0, kept)
 
 
-def read(rows: Callable[..., Sequence[Mapping[str, Any]]], name: str, now_wall: float) -> dict[str, Any]:
-    """One tier, as `columns` does; `rows` runs a query.  Raises KeyError for a range that is not kept on disk."""
+def read(rows: Callable[..., Sequence[Mapping[str, Any]]], name: str, now_wall: float,
+         since: float = 0.0) -> dict[str, Any]:
+    """What is newer than `since` (epoch seconds) of one tier, as `columns` does; `rows` runs a query.  Raises KeyError for a range that is not kept on disk."""
     tier = {tier.name: tier for tier in TIERS}[name]
-    since = int((now_wall - tier.keep_s) // tier.step_s)
-    found = rows("SELECT subject, slot, figures FROM samples WHERE tier = ? AND slot >= ? ORDER BY slot", name, since)
+    oldest = int(max(since + tier.step_s, now_wall - tier.keep_s) // tier.step_s)
+    found = rows("SELECT subject, slot, figures FROM samples WHERE tier = ? AND slot >= ? ORDER BY slot", name, oldest)
     kept = ((row["subject"], row["slot"] * tier.step_s, json.loads(row["figures"])) for row in found)
     return columns(name, tier.step_s, kept)
 

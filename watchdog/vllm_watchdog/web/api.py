@@ -32,6 +32,7 @@ WRITE_S = 10.0          # a stream's reader that takes nothing for this long is 
 ALIVE_S = 30.0          # a loop that has not turned for this long hangs; it turns at least each second
 FILE_BYTES = 4 << 20    # of one file of evidence: its end
 TEXT = 500
+FAR = 1e11              # epoch seconds that nobody lives to see
 STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".txt": "text/plain"}
 
@@ -51,7 +52,7 @@ class Sources:
     ask: Callable[[Doc], Doc]               # an operator's wish -> {"ok", "text"}
     incidents: Callable[[int], list[Doc]]
     incident: Callable[[str], Doc | None]
-    samples: Callable[[str], Doc]           # raises KeyError for a range that there is not
+    samples: Callable[[str, float], Doc]    # of a range, newer than; raises KeyError where there is no such range
     incidents_dir: Path
     engines: Mapping[str, str]              # where each engine answers
 
@@ -146,10 +147,13 @@ class Api:
     async def _samples(self, request: web.Request) -> web.Response:
         name = request.query.get("range", "10m")
         try:
-            found = await self._blocking(lambda: self._sources.samples(name))
+            since = float(request.query.get("since", "0"))
+            found = await self._blocking(lambda: _json(self._sources.samples(name, since if 0 <= since < FAR else 0.0)))
+        except ValueError:
+            raise Refused(400, f"since: {request.query['since'][:20]!r}, expected epoch seconds") from None
         except KeyError:
             raise Refused(400, f"range: {name[:20]!r} is not kept, expected 10m, 6h or 7d") from None
-        return _json(found)
+        return found
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self._hub.full:

@@ -91,6 +91,7 @@ def document() -> Doc:
     id_, name, v1 = _in_path("id"), _in_path("name"), "/api/v1"
     limit = _query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50})
     range_ = _query("range", {"enum": ["10m", "6h", "7d"], "default": "10m"})
+    since = _query("since", {"type": "number", "minimum": 0, "default": 0})
     what = {"failover": "Let the backup serve", "failback": "Let the primary serve again",
             "pause": "Stop automatic actions, not watching", "resume": "Automatic actions again",
             "snapshot": "Write an evidence bundle now"}
@@ -108,7 +109,7 @@ def document() -> Doc:
             "One file of its evidence", _plain("text/plain", "its last 4 MiB"), (401, 403, 404, 503), (id_, name), True),
         f"{v1}/events": _get("Server-sent events: `report` when it changed, `said` for each journal line in words",
                              _plain("text/event-stream", "endless"), (503,)),
-        f"{v1}/samples": _get("Figures for plots", _of("Samples", "in columns"), (400, 503), (range_,)),
+        f"{v1}/samples": _get("Figures for plots", _of("Samples", "in columns"), (400, 503), (range_, since)),
         f"{v1}/engines/{{engine}}/restart": _post("Stop and start an engine; its failures are forgiven",
                                                   (_in_path("engine"),)),
         **{f"{v1}/{verb}": _post(text) for verb, text in what.items()},

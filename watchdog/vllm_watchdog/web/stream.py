@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 READERS = 32
+LATEST = 30             # lines that a new reader is told first
 LINES = 200             # that one reader may be behind
 CALM_S = 0.25           # at most one report in this long
 HEARTBEAT_S = 15.0
@@ -33,6 +34,7 @@ class Hub:
         self._report = report
         self._readers: set[Reader] = set()
         self._version = 0
+        self._latest: deque[bytes] = deque(maxlen=LATEST)
         self._encoded: tuple[int, bytes] = (-1, b"")
         self.closed = False
 
@@ -43,6 +45,7 @@ class Hub:
     @contextmanager
     def reader(self) -> Iterator[Reader]:
         reader = Reader()
+        reader.lines.extend(self._latest)
         self._readers.add(reader)
         try:
             yield reader
@@ -55,6 +58,7 @@ class Hub:
 
     def said(self, line: dict[str, Any]) -> None:
         data = event("said", line)
+        self._latest.append(data)
         for reader in self._readers:
             reader.lines.append(data)
         self._wake()
