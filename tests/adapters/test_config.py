@@ -471,8 +471,10 @@ def test_the_usual_file_is_found() -> None:
     ("[daemon]\nsample_s = true", "daemon.sample_s: is true, expected a number"),
     ("[daemon]\nsample_s = 0", "daemon.sample_s: is 0, expected at least 0.1"),
     ('[daemon]\nlisten = "9178"', "daemon.listen: '9178' is no address, expected host:port, such as 0.0.0.0:8000"),
-    ('[daemon]\nlisten = "[::1]:8100"', "engines.primary.port: 8100 is also the port of daemon.listen, expected a port of its own"),
-    ('[daemon]\ntoken = "guess me"', "daemon.token: is no token, expected at least 16 letters, digits and marks without blanks"),
+    ('[daemon]\nlisten = "[::1]:8100"', "engines.primary.port: 8100 is also the port of daemon.listen, "
+                                        "expected a port of its own"),
+    ('[daemon]\ntoken = "guess me"', "daemon.token: is no token, expected at least 16 letters, digits and marks "
+                                    "without blanks"),
     ('[daemon]\ntoken = "sixteen blanks x"', "daemon.token: is no token, expected at least 16 letters, digits and marks "
                                             "without blanks"),
     ("[daemon]\nlog_dir = 5", "daemon.log_dir: is 5, expected a path"),

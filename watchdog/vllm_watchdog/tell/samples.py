@@ -117,7 +117,10 @@ class Samples:
 
 def read(rows: Callable[..., Sequence[Mapping[str, Any]]], name: str, now_wall: float,
          since: float = 0.0) -> dict[str, Any]:
-    """What is newer than `since` (epoch seconds) of one tier, as `columns` does; `rows` runs a query.  Raises KeyError for a range that is not kept on disk."""
+    """What is newer than `since` (epoch seconds) of one tier, as `columns` does.
+
+    `rows` runs a query.  Raises KeyError for a range that is not kept on disk.
+    """
     tier = {tier.name: tier for tier in TIERS}[name]
     oldest = int(max(since + tier.step_s, now_wall - tier.keep_s) // tier.step_s)
     found = rows("SELECT subject, slot, figures FROM samples WHERE tier = ? AND slot >= ? ORDER BY slot", name, oldest)
