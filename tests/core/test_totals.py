@@ -57,6 +57,13 @@ def test_a_restart_that_an_operator_asks_for_is_planned() -> None:
     assert scene.totals.restarts == {("primary", PLANNED): 1}
 
 
+def test_the_last_start_tells_how_long_the_next_may_take() -> None:
+    scene = Counted(plan(backup=False), at=1.0)
+    scene.now = 45.5
+    scene.serve()
+    assert scene.totals.loads == {"primary": 44.5} and told(scene.totals, WALL)["loads"] == {"primary": 44.5}
+
+
 def test_an_oom_is_counted_once_a_generation() -> None:
     scene = Counted(plan(backup=False)).serve()
     scene.feed(e.LogRead(4.0, M, (finding("oom_runtime"),)))

@@ -33,7 +33,7 @@ from vllm_watchdog.app.samples import Sampler
 from vllm_watchdog.config import ROUTE_FILE, Settings
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core.events import Booted, Event, HostSampled, StopAsked
-from vllm_watchdog.core.policy import HAS_CHILD
+from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.report import report
 from vllm_watchdog.core.schema import CODEC
 from vllm_watchdog.core.totals import Totals, told
@@ -120,6 +120,7 @@ class Daemon:
         self.store: Store = self._part(Store(daemon.state_dir / "state.json", time.monotonic, self.say))
         self.route: Store = self._part(Store(daemon.state_dir / ROUTE_FILE, time.monotonic, self.say))
         self.history: History = self._part(History(daemon.log_dir / "history.db", time.monotonic, time.time, self.say))
+        self.samples: Samples = self._part(Samples(self.history.do))
         self.outbox: Outbox = self._part(Outbox(
             channels.webhooks(self.settings), Ledger(self.history), channels.writer(self.settings).payload,
             time.monotonic, time.time, self.say))
@@ -127,8 +128,7 @@ class Daemon:
         reader = Reader(daemon.log_dir / "history.db")
         self.control: Control = self._part(Control(
             daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
-            self._hear_casualties))
-        self.samples: Samples = self._part(Samples(self.history.do))
+            self._hear_casualties, lambda: self.samples.recent(time.time())))
         self.web: Web | None = None
         if daemon.port:
             from vllm_watchdog.app import page  # `llm-watchdog events` need not wait for a web server
@@ -244,7 +244,10 @@ class Daemon:
         world, totals = self._shown
         document = report(world)
         for engine in document["engines"]:
-            engine["profile"] = self._profiles[engine["name"]]
+            name = engine["name"]
+            engine["profile"] = self._profiles[name]
+            if engine["phase"] == Phase.LOADING:
+                engine["loading"] = {"stage": self.tails[name].stage, "about_s": totals.loads.get(name)}
         return document | {
             "alerts": [asdict(state) for state in self.outbox.states()],
             "pid": os.getpid(),

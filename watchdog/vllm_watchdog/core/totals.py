@@ -62,6 +62,7 @@ class Totals:
     gaps: Mapping[str, Spread] = field(default_factory=dict)                       # service
     detection: Mapping[str, Spread] = field(default_factory=dict)                  # engine
     probes: Mapping[str, Spread] = field(default_factory=dict)                     # engine
+    loads: Mapping[str, float] = field(default_factory=dict)                       # engine: seconds of its last start
     sampled: Mapping[str, float] = field(default_factory=dict)                     # sensor
     well_at: Mapping[str, float] = field(default_factory=dict)                     # engine
 
@@ -101,6 +102,8 @@ def _heard(totals: Totals, event: e.Event) -> Totals:
 
 
 def _engine(totals: Totals, was: Engine, engine: Engine, at: float) -> Totals:
+    if was.ready_at == inf != engine.ready_at and engine.spawned_at < inf:      # an adopted one was not seen to load
+        totals = replace(totals, loads={**totals.loads, engine.name: engine.ready_at - engine.spawned_at})
     if engine.ooms[-1:] not in ((), was.ooms[-1:]):
         totals = replace(totals, ooms=_more(totals.ooms, engine.name))
     if engine.life.failures[-1:] == (at,) != was.life.failures[-1:] and was.ready_at <= at:
@@ -154,6 +157,7 @@ def told(totals: Totals, wall_offset: float) -> dict[str, Any]:
     return {
         "restarts": [{"engine": engine, "cause": cause, "count": n} for (engine, cause), n in totals.restarts.items()],
         "ooms": dict(totals.ooms),
+        "loads": {engine: round(took_s, 1) for engine, took_s in totals.loads.items()},
         "changes": [{"service": service, "kind": kind, "because": because, "count": n}
                     for (service, kind, because), n in totals.changes.items()],
         "latest": {

@@ -1,6 +1,7 @@
 """The control socket: how people and the gateway ask a running daemon.  Newline-JSON, one request a connection.
 
-`{"verb": "status"}` -> the report; `incidents` (`limit`), `incident` (`id`); `events` streams the journal's lines as
+`{"verb": "status"}` -> the report; `samples` -> the last ten minutes for plots;
+`incidents` (`limit`), `incident` (`id`); `events` streams the journal's lines as
 they happen, `route` the route, at once and at each change; `casualties` is the gateway's word on who was in flight when
 an engine died; `restart failover failback pause resume snapshot` (`engine`, `text`) become `Asked` and wait for `Answer`.
 Every answer has `ok`; where it is false, `text` says why in one sentence.
@@ -45,13 +46,19 @@ def _unheard(_: Request) -> None:
     """Nobody wants to know."""
 
 
+def _unsampled() -> Response:
+    """Nobody keeps any."""
+    return {}
+
+
 class Control:
     """`post` takes `Asked`; `report` is the newest status document; `incidents(limit)` and `incident(id)` read the
     history; `clock` is monotonic seconds; `heard` takes the gateway's casualties, raising ValueError for what is none."""
 
     def __init__(self, path: Path, post: Callable[[Asked], None], report: Callable[[], Response],
                  incidents: Callable[[int], list[dict[str, Any]]], incident: Callable[[str], dict[str, Any] | None],
-                 clock: Callable[[], float], say: Say, heard: Callable[[Request], None] = _unheard) -> None:
+                 clock: Callable[[], float], say: Say, heard: Callable[[Request], None] = _unheard,
+                 samples: Callable[[], Response] = _unsampled) -> None:
         self._path, self._post, self._report, self._clock, self._say = path, post, report, clock, say
         self._heard = heard
         self._incidents, self._incident = incidents, incident
@@ -65,7 +72,7 @@ class Control:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._verbs: dict[str, Callable[[Request], Response]] = {
-            "status": self._tell_status, "casualties": self._hear,
+            "status": self._tell_status, "samples": lambda _: {"ok": True} | samples(), "casualties": self._hear,
             "incidents": self._tell_incidents, "incident": self._tell_incident,
             **dict.fromkeys(operator_verbs, self.ask),
         }
