@@ -85,6 +85,9 @@ def _service(doc: Doc, service: Doc) -> Text:
     if latest := doc.get("totals", {}).get("latest", {}).get(service["name"]):
         gap = "nobody serves yet" if latest["gap_s"] is None else f"gap {latest['gap_s']:.1f} s"
         text.append(f"; last {latest['kind']} {when(latest['at'])}, {gap}", "dim")
+    if lowered := service.get("lowered"):
+        text.append(f"\n  lowered to {lowered['to']} requests at a time, since {when(lowered['since'])}: {lowered['why']}",
+                    "yellow")
     return text
 
 

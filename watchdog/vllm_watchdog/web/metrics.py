@@ -123,6 +123,8 @@ def _services(report: Doc) -> Iterator[Metric]:
                 (((service["name"],), float(service["serving"] is not None)) for service in services))
     yield gauge("llm_watchdog_service_on_backup", "1: the backup is meant to serve", one,
                 (((service["name"],), float(service["side"] == "backup")) for service in services))
+    yield gauge("llm_watchdog_service_lowered_requests", "Requests at a time, while fewer must do", one,
+                (((service["name"],), service["lowered"]["to"]) for service in services if service["lowered"]))
     health = StateSetMetricFamily("llm_watchdog_health", "Of all services together")
     health.add_metric((), {state: state == report["health"] for state in HEALTH})
     yield health

@@ -136,6 +136,7 @@ function serviceOf(report, service) {
   return h("div", { class: "service", "data-key": service.name },
     h("div", { class: "route" }, h("h3", null, service.name), h("span", { class: service.serving ? "to good" : "to bad" }, to),
       h("small", null, latest ? dots(`${t(`did_${latest.kind}`)} ${clock(latest.at)}`, gapOf(latest)) : ""),
+      service.lowered && h("span", { class: "badge warn", title: service.lowered.why }, t("lowered", { n: service.lowered.to })),
       engines.length > 1 && act(service.side === "backup" ? "failback" : "failover", service.name)),
     engines.map(engineOf));
 }

@@ -2,7 +2,7 @@
 // Every word of the page, in English and Chinese.
 const WORDS = {
   en: {
-    skip: "Skip to the engines", engines: "Engines", memory: "GPU memory", load: "Load", history: "Incidents",
+    skip: "Skip to the engines", lowered: "lowered to {n} requests at a time", engines: "Engines", memory: "GPU memory", load: "Load", history: "Incidents",
     alerts: "Alert channels", machine: "Host and daemon", journal: "Journal, live", snapshot: "Snapshot", theme: "Theme",
     pause: "Pause", resume: "Resume", restart: "Restart", failover: "Fail over", failback: "Fail back", did_failover: "failed over", did_failback: "failed back",
     healthy: "Healthy", degraded: "Degraded", down: "Down", unknown: "No contact", live: "live",
@@ -38,7 +38,7 @@ const WORDS = {
     of_about: "{s} of about {about}",
   },
   zh: {
-    skip: "跳到引擎", engines: "引擎", memory: "显存", load: "负载", history: "事件", alerts: "告警通道", machine: "主机与守护进程",
+    skip: "跳到引擎", lowered: "已限制为同时 {n} 个请求", engines: "引擎", memory: "显存", load: "负载", history: "事件", alerts: "告警通道", machine: "主机与守护进程",
     journal: "实时日志", snapshot: "取证快照", theme: "主题", pause: "暂停", resume: "恢复", restart: "重启", failover: "切换到备用",
     failback: "切回主用", did_failover: "已切换", did_failback: "已切回", healthy: "正常", degraded: "降级", down: "中断", unknown: "失去联系", live: "实时", q_serving: "在服务吗？",
     q_last: "发生了什么", q_doing: "正在做什么", q_next: "余量", serves: "{engine} 正在服务", on_port: "端口 {port}，自 {since}",
