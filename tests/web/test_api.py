@@ -48,8 +48,8 @@ def test_a_history_that_can_not_be_read_is_said(site: Site) -> None:
 def test_samples_come_in_columns(site: Site) -> None:
     assert site.get("/api/v1/samples").json["series"]["gpu/0"]["t"] == [1.0]
     assert site.get("/api/v1/samples?since=7.5").json["series"]["gpu/0"]["t"] == [8.5]
-    assert site.get("/api/v1/samples?since=x").problem == "since: 'x', expected epoch seconds"
-    assert site.get("/api/v1/samples?since=nan").json["series"]["gpu/0"]["t"] == [1.0]
+    for none in ("x", "nan", "-1", "1e99", ""):
+        assert site.get(f"/api/v1/samples?since={none}").problem == f"since: '{none}', expected epoch seconds"
     assert site.get("/api/v1/samples?range=1y").problem == "range: '1y' is not kept, expected 10m, 6h or 7d"
 
 

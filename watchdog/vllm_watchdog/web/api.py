@@ -145,12 +145,9 @@ class Api:
         return web.Response(body=data, content_type="text/plain", charset="utf-8")
 
     async def _samples(self, request: web.Request) -> web.Response:
-        name = request.query.get("range", "10m")
+        name, since = request.query.get("range", "10m"), _instant(request, "since")
         try:
-            since = float(request.query.get("since", "0"))
-            found = await self._blocking(lambda: _json(self._sources.samples(name, since if 0 <= since < FAR else 0.0)))
-        except ValueError:
-            raise Refused(400, f"since: {request.query['since'][:20]!r}, expected epoch seconds") from None
+            found = await self._blocking(lambda: _json(self._sources.samples(name, since)))
         except KeyError:
             raise Refused(400, f"range: {name[:20]!r} is not kept, expected 10m, 6h or 7d") from None
         return found
@@ -233,6 +230,14 @@ def _whole(request: web.Request, name: str, default: int, most: int) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= most):
         raise Refused(400, f"{name}: {text[:20]!r}, expected a whole number from 1 to {most}")
     return int(text)
+
+
+def _instant(request: web.Request, name: str) -> float:
+    text = request.query.get(name, "0")
+    with suppress(ValueError):
+        if 0 <= (value := float(text)) < FAR:       # no nan either
+            return value
+    raise Refused(400, f"{name}: {text[:20]!r}, expected epoch seconds")
 
 
 def _one_of(request: web.Request, name: str, allowed: tuple[str, ...], default: str) -> str:

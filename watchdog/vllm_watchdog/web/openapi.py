@@ -91,7 +91,7 @@ def document() -> Doc:
     id_, name, v1 = _in_path("id"), _in_path("name"), "/api/v1"
     limit = _query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50})
     range_ = _query("range", {"enum": ["10m", "6h", "7d"], "default": "10m"})
-    since = _query("since", {"type": "number", "minimum": 0, "default": 0})
+    since = _query("since", {"type": "number", "minimum": 0, "exclusiveMaximum": 1e11, "default": 0})
     what = {"failover": "Let the backup serve", "failback": "Let the primary serve again",
             "pause": "Stop automatic actions, not watching", "resume": "Automatic actions again",
             "snapshot": "Write an evidence bundle now"}
