@@ -38,6 +38,7 @@ SIGNS = {
     Sign.FORGIVE: "a human lets it try again, when it is wanted next",
     Sign.AGAIN: "a human wants it restarted", Sign.CLEAR: "its GPUs have room", Sign.SPAWNED: "it was started",
     Sign.WELL: "ready, or tokens flow", Sign.ILL: "counters stand still and a one-token request is not answered",
+    Sign.RENEW: "it leaks, and nobody uses it now (`[restart] planned`)",
     Sign.REST: "it is the backup's turn to sleep", Sign.SLEPT: "it sleeps",
     Sign.ROUSE: "it is needed, and its GPUs have room", Sign.WOKE: "a token came",
     Sign.FAULT: "a failure that waiting does not mend", Sign.DUMPED: "the evidence is written",

@@ -32,6 +32,10 @@ TESTS = {       # module -> the test files that are asked, the quickest first
     "standby": ("test_standby.py", "test_boot.py", "test_journeys.py"),
     "symptoms": ("test_symptoms.py", "test_sampled.py"),
     "lowering": ("test_lowering.py", "test_follow.py"),
+    "trend": ("test_trend.py", "test_leaks.py"),
+    "leaks": ("test_leaks.py", "test_sampled.py"),
+    "outages": ("test_outages.py",),
+    "renew": ("test_renew.py",),
     "follow": ("test_follow.py", "test_boot.py", "test_journeys.py", "test_turn.py"),
 }
 COMPARED = {

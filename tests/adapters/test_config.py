@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from vllm_watchdog.config import ConfigError, Settings, load
+from vllm_watchdog.config import ConfigError, Settings, load, misspelt
 from vllm_watchdog.config_levels import SLEEPER as SLEEPER_SHARE
 from vllm_watchdog.config_levels import card_shares, levels, share_of
 from vllm_watchdog.config_problems import keys_at
-from vllm_watchdog.config_sections import Alerts, Channel, Engine
+from vllm_watchdog.config_sections import Alerts, Channel, Engine, Templates
 from vllm_watchdog.core import plan as plan_module
 from vllm_watchdog.core.codec import Codec, encode
 from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Standby, Thresholds
-from vllm_watchdog.launch import Launch, command_line, environment, masked, masked_env, unknown_flags
+from vllm_watchdog.launch import Launch, command_line, environment, holds_password, masked, masked_env, unknown_flags
 
 ROOT = Path(__file__).parents[2]
 PYTHON = json.dumps(sys.executable)
@@ -91,6 +91,7 @@ backoff_s = 10
 backoff_max_s = 11
 budget = 12
 window_s = 13
+planned = "when-idle"
 [failover]
 after_failures = 14
 failback = "manual"
@@ -107,6 +108,11 @@ kv_cache_after_s = 22
 rss_gib = 23
 rss_slope_mib_per_min = 24
 disk_free_gib = 25
+leak_within_s = 0
+preemptions_per_min = 26
+engine_down_s = 27
+oom_rate = 28
+crash_loop = 29
 """).plan(seed=0)
     assert plan.engines[0].limits == Limits(
         load_s=1, load_idle_s=2, stop_s=3, still_s=5, probe_s=6, suspect_s=7, suspect_blind_s=8, dead_s=9,
@@ -117,7 +123,9 @@ disk_free_gib = 25
     assert plan.thresholds == Thresholds(
         degrade_after_s=18, vram_growth=0.19, warm_up_s=20, kv_cache=0.21, kv_cache_after_s=22,
         rss_bytes=23 << 30, rss_slope_mib_per_min=24, disk_free_bytes=25 << 30,
+        leak_within_s=0, preemptions_per_min=26, engine_down_s=27, oom_rate=28, crash_loop=29,
     )
+    assert plan.planned is plan_module.Planned.WHEN_IDLE
 
 
 def test_a_plan_can_be_written_down_and_read_again() -> None:
@@ -151,7 +159,7 @@ def test_where_the_page_is(listen: str, host: str, port: int) -> None:
 
 
 def test_a_profile_tells_how_an_engine_is_set_and_nothing_secret() -> None:
-    settings = read(PRIMARY + 'args = { max-num-seqs = 64, hf-token = "hush" }' + BACKUP)
+    settings = read(PRIMARY + 'args = { max-num-seqs = 64, served-model-name = "hush" }' + BACKUP)
     assert settings.profile("primary") == {"model": settings.engines["primary"].model, "max-num-seqs": 64}
 
 
@@ -169,7 +177,7 @@ def test_the_example_loads_as_it_stands_and_with_every_key_uncommented(here: Pat
     plain, full = read(text, **path), read(uncommented(text), **path)
     free = {"args", "env", "api_key"}       # examples of what has no default
     assert full.thresholds.model_copy(update={"rss_gib": None, "rss_slope_mib_per_min": None}) == plain.thresholds
-    for table in ("daemon", "hang", "restart", "failover", "evidence"):
+    for table in ("daemon", "hang", "restart", "failover", "evidence", "retention"):
         none = {"token": None} if table == "daemon" else {}     # a secret has no default
         assert getattr(full, table).model_copy(update=none) == getattr(plain, table), table
     for name in ("primary", "backup"):
@@ -186,10 +194,10 @@ def test_the_example_names_every_key() -> None:
     for section in Settings.model_fields:
         assert any(table.split(".")[0] == section for table in tables), section
         named |= {"args", "env"} if section == "engines" else set()
-        missing = set(keys_at(Settings, (section,))) - named - {"channels"}
+        missing = set(keys_at(Settings, (section,))) - named - {"channels", "templates"}
         assert not missing, section
-    for model in (Engine, Channel, Alerts):
-        assert not set(model.model_fields) - named - {"channels"}
+    for model in (Engine, Channel, Templates, Alerts):
+        assert not set(model.model_fields) - named - {"channels", "templates"}
 
 
 # -- engines
@@ -410,6 +418,25 @@ def test_a_hot_backup_adds_to_what_is_taken_of_a_card_and_a_sleeper_its_rest(mod
     assert card_shares(engines) == {0: pytest.approx(share)}
 
 
+def test_a_variable_that_nearly_is_a_key_is_said_and_one_that_is_not_ours_is_not() -> None:
+    environ = {
+        "LLM_WATCHDOG_GATEWAY_LISTEN": "x", "LLM_WATCHDOG_DAEMONS_LOG_DIR": "x", "LLM_WATCHDOG_ALERT": "{}",
+        "LLM_WATCHDOG_DAEMON__LOG_DIR": "x", "LLM_WATCHDOG_ENGINES": "{}", "LLM_WATCHDOG_MARK": "x",
+        "LLM_WATCHDOG_SIM_GPU": "x", "PATH": "x",
+    }
+    assert misspelt(environ) == (
+        "LLM_WATCHDOG_ALERT is not read, did you mean LLM_WATCHDOG_ALERTS (a whole section in JSON)?",
+        "LLM_WATCHDOG_DAEMONS_LOG_DIR is not read, did you mean LLM_WATCHDOG_DAEMON__LOG_DIR?",
+        "LLM_WATCHDOG_GATEWAY_LISTEN is not read, did you mean LLM_WATCHDOG_GATEWAY__LISTEN?",
+    )
+
+
+def test_the_core_is_told_sizing_flags_and_never_a_secret() -> None:
+    args = 'args = { max-num-seqs = 64, gpu-memory-utilization = 0.8, hf-overrides = { a = 1 }, served-model-name = "x" }'
+    plan = read(PRIMARY + args).plan(seed=0)
+    assert dict(plan.engines[0].args) == {"max-num-seqs": "64", "gpu-memory-utilization": "0.8"}
+
+
 def test_text_of_the_environment_is_read_as_what_its_field_wants() -> None:
     settings = read(
         PRIMARY,
@@ -494,8 +521,37 @@ def test_the_usual_file_is_found() -> None:
     ("[failover]\nfailback = 'now'", "failover.failback: is \"now\", expected 'when-idle', 'auto' or 'manual'"),
     ("[alerts]\nchannels = []", "alerts.channels: is a list, expected a table"),
     ("[alerts.channels.x]", "alerts.channels.x.url: missing, expected a value"),
-    ("[alerts.channels.x]\nurl = 'ftp://x'",
-     "alerts.channels.x.url: not a web address, expected https://… or http://…"),
+    ("[alerts.channels.x]\ntype = 'pagerduty'\nurl = 'https://events.pagerduty.com/v2/enqueue'",
+     "alerts.channels.x.secret: missing, expected PagerDuty's integration key (Events API v2)"),
+    ("[alerts.channels.x]\nurl = 'example.com'",
+     "alerts.channels.x.url: not an address, expected https://… or an Apprise URL, such as mailtos://…"),
+    ("[alerts.channels.x]\ntype = 'slack'\nurl = 'mailto://a:b@c.de'",
+     "alerts.channels.x.url: not for type slack, expected https://… or http://…"),
+    ("[alerts.channels.x]\ntype = 'apprise'\nurl = 'https://c.de'",
+     "alerts.channels.x.url: not for type apprise, expected an Apprise URL, such as mailtos://…"),
+    ("[alerts.channels.x]\nurl = 'https://hooks.slack.com/services/a'\nsecret = 's'",
+     "alerts.channels.x.secret: slack has no use for it, expected none"),
+    ("[alerts.channels.x]\nurl = 'dingtalk://abc'\nheaders = { a = 'b' }",
+     "alerts.channels.x.headers: dingtalk has no use for them, expected none"),
+    ("[alerts.channels.x]\nurl = 'https://c.de'\nmax_per_hour = 5",
+     "alerts.channels.x.max_per_hour: webhook gets every alert by itself, expected none"),
+    ("[alerts.channels.x]\nurl = 'https://c.de'\ntype = 'smoke'",
+     "alerts.channels.x.type: is \"smoke\", expected 'webhook', 'alertmanager', 'pagerduty', 'slack', 'dingtalk', 'feishu', "
+     "'wecom' or 'apprise'"),
+    ("[alerts.channels.x]\nurl = 'https://c.de'\nmin_severity = 'bad'",
+     "alerts.channels.x.min_severity: is \"bad\", expected 'warning', 'critical' or 'page'"),
+    ("[alerts.channels.x]\nurl = 'https://c.de'\nquiet_hours = '22-7'",
+     'alerts.channels.x.quiet_hours: not a part of the day, expected such as "22:00-07:00"'),
+    ("[alerts.channels.x]\nurl = 'https://c.de'\nquiet_hours = '07:00-07:00'",
+     'alerts.channels.x.quiet_hours: not a part of the day, expected such as "22:00-07:00"'),
+    ("[alerts]\nremind_s = -1", "alerts.remind_s: is -1, expected at least 0"),
+    ("[alerts.templates]\ntitle = 'costs 5$'",
+     "alerts.templates.title: holds a $ that begins no name, expected $name, ${name}, or $$ for a $"),
+    ("[alerts.templates]\ntext = '$hots'",
+     "alerts.templates.text: $hots is no name, expected some of $action, $cause, $class, $engine, $folder, $gap, $host, "
+     "$human, $incident, $kind, $next, $opened, $resolved, $service, $title, $urgency"),
+    (OTHER + "model = 'm'\nport = 8102\nargs = { hf-token = 'x' }",
+     "engines.b.args.hf-token: can be read by every user of the host, expected engines.b.env.HF_TOKEN"),
     (OTHER + "port = 8102", "engines.b.model: missing, expected the model's name or folder"),
     (OTHER + "model = 'm'", "engines.b.port: missing, expected the port that the engine listens on"),
     (OTHER + "model = 'm'\nport = 80", "engines.b.port: is 80, expected at least 1024"),
@@ -634,6 +690,10 @@ def test_a_key_with_a_line_break_is_told_in_one_line() -> None:
     "[alerts.channels.x]\nurl = 'http://x'\nheaders = { a = \"S3CRET\\r\\n\" }",
     "[alerts.channels.x]\nurl = 'http://x'\nheaders = 'S3CRET'",
     "[alerts.channels.x]\nurl = 'http://S3CRET@[/'",
+    "[alerts.channels.x]\nurl = 'S3CRET://'",
+    "[alerts.channels.x]\nurl = 'slack://T0/B0/S3CRET'\nsecret = 'S3CRET'",
+    "[alerts.channels.x]\nurl = 'pagerduty://S3CRET'\nheaders = { a = 'S3CRET' }",
+    "[alerts.channels.x]\nurl = 'https://x'\nsecret = ['S3CRET']",
 ])
 def test_no_problem_ever_says_a_secret(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -771,6 +831,8 @@ def test_flags_that_newer_versions_refuse_are_known() -> None:
 def test_a_shown_command_line_can_be_pasted_and_holds_no_secret() -> None:
     argv = ("vllm", "serve", "a b", "--hf-token", "S3CRET", "--hf-token=S3CRET", "--max-num-batched-tokens", "5")
     assert masked(argv) == "vllm serve 'a b' --hf-token ******** --hf-token=******** --max-num-batched-tokens 5"
+    assert masked(("--x", "http://u:p@h/", "--y=http://u:p@h/")) == "--x http://********@h/ --y=http://********@h/"
+    assert holds_password(("--x", "a http://u:p@h/")) and not holds_password(("--x", "http://u@h:1/ http://h:1/a@b:c"))
     env = (("HF_TOKEN", "S3CRET"), ("HTTPS_PROXY", "http://u:S3CRET@p:1"), ("TOKENIZERS_PARALLELISM", "true"))
     assert masked_env(env) == "HF_TOKEN=******** HTTPS_PROXY='http://********@p:1' TOKENIZERS_PARALLELISM=true"
 

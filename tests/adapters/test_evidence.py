@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -283,6 +284,70 @@ def test_old_bundles_leave_after_a_new_one(bench: Bench) -> None:
     bench.posted.get(timeout=20)
     evidence.stop(10)
     assert sorted(path.name for path in bench.incidents.iterdir()) == ["20261124T144157Z-primary-hang", INCIDENT]
+
+
+def test_a_low_disk_stops_bundles_and_says_so(bench: Bench) -> None:
+    dumped = bench.dump(parts=(part("ps.txt"),), floor_bytes=1 << 60)
+    assert dumped.folder == "" and not bench.incidents.exists()
+    (why,) = dumped.missing
+    assert why.startswith("everything: ") and why.endswith(" GiB free on the log disk, bundles stop under 1073741824.00")
+    assert bench.dump(parts=(part("ps.txt"),), floor_bytes=1).missing == ()
+
+
+def test_the_folder_of_an_open_incident_stays(bench: Bench) -> None:
+    oldest, *_ = incidents(bench.incidents, 5)
+    evidence = bench.evidence(limits=Limits(max_bundles=2), parts=(part("ps.txt"),),
+                              open_incidents=lambda: frozenset((oldest,)))
+    evidence.do(bench.command(), Context())
+    bench.posted.get(timeout=20)
+    evidence.stop(10)
+    assert sorted(path.name for path in bench.incidents.iterdir()) == [oldest, INCIDENT]
+
+
+# -- every source hung at once
+
+def deaf() -> socket.socket:
+    """Takes connections and never answers."""
+    return socket.create_server(("127.0.0.1", 0), backlog=16)
+
+
+def hanging_program(path: Path) -> None:
+    path.write_text("#!/bin/sh\ntrap '' TERM INT\nwhile :; do sleep 60; done\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.slow
+def test_with_every_source_hung_a_bundle_takes_ten_seconds_and_hardly_any_cpu(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvidia-smi, py-spy, /metrics and /version hang for themselves; files and /proc as on a stuck disk or driver."""
+    released, programs = threading.Event(), tmp_path / "bin"
+    programs.mkdir()
+    for name in ("nvidia-smi", "py-spy"):
+        hanging_program(programs / name)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+
+    def stuck(*_: object) -> str:
+        released.wait(60)
+        return ""
+
+    themselves = ("nvidia-smi-q.txt", "stacks.txt", "vllm-metrics.txt", "engine.json")
+    sources = tuple(one if one.name in themselves else Part(one.name, stuck, one.deadline_s) for one in parts.PARTS)
+    with deaf() as server:
+        bench.launch = replace(bench.launch, port=server.getsockname()[1])
+        began, cpu = time.monotonic(), time.process_time()
+        dumped = bench.dump(Context(pids=(os.getpid(),)), parts=sources)
+        took, cpu = time.monotonic() - began, time.process_time() - cpu
+    released.set()
+    print(f"with every source hung: {took:.2f} s, {cpu:.3f} s of CPU")
+    assert took <= 10 and cpu <= 1
+    named = {line.partition(":")[0] for line in dumped.missing}
+    assert named == {one.name for one in sources} - {"stacks.txt", "engine.json"}
+    folder = Path(dumped.folder)
+    assert "py-spy gave no whole answer" in (folder / "stacks.txt").read_text()
+    assert json.loads((folder / "engine.json").read_text())["version"] is None
+    assert "not there in 10 s" in (folder / "bundle.txt").read_text()
 
 
 # -- the parts

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from vllm_watchdog import proc
+from vllm_watchdog.act import leader
 from vllm_watchdog.act.hands import Hands, become_subreaper
 from vllm_watchdog.act.leader import environment
 from vllm_watchdog.core.commands import Kill, Spawn, Term
@@ -58,8 +60,8 @@ class Bench:
         }
         return Launch(**(values | changes))  # type: ignore[arg-type]
 
-    def start(self, launch: Launch, index: MarkIndex | None = None, **patience: float) -> Hands:
-        hands = Hands(launch, INSTANCE, self.events.put, time.monotonic, index, **{"group_after_s": 60} | patience)
+    def start(self, launch: Launch, index: MarkIndex | None = None, **more: Any) -> Hands:
+        hands = Hands(launch, INSTANCE, self.events.put, time.monotonic, index, **{"group_after_s": 60} | more)
         hands.start()
         self.hands.append(hands)
         return hands
@@ -154,7 +156,6 @@ def test_an_engine_inherits_nothing_that_is_the_watchdogs_alone(bench: Bench) ->
         ({"argv": ("/etc/passwd",)}, "cannot run /etc/passwd: Permission denied"),
         ({"cwd": Path("/no/such/cwd")}, "cannot enter the working directory /no/such/cwd: No such file or directory"),
         ({"log_path": Path("/no/such/x.log")}, "cannot open the log /no/such/x.log: No such file or directory"),
-        ({"log_path": Path("/dev/full")}, "cannot write to the log /dev/full: No space left on device"),
     ],
 )
 def test_a_launch_that_cannot_start_is_told_in_one_sentence(bench: Bench, changes: dict[str, object], why: str) -> None:
@@ -162,6 +163,27 @@ def test_a_launch_that_cannot_start_is_told_in_one_sentence(bench: Bench, change
     failed = bench.next(SpawnFailed)
     assert (failed.mark, failed.class_, failed.why) == (ONE, "spawn_failed", why)
     assert proc.marked(INSTANCE) == {}
+
+
+def test_a_full_disk_costs_the_log_and_not_the_service(bench: Bench) -> None:
+    asked: list[int] = []
+    bench.start(bench.launch(UP, log_path=Path("/dev/full")), make_room=asked.append).do(Spawn(ONE))
+    spawned = bench.next(Spawned)
+    bench.pids.append(spawned.pid)
+    assert asked == [leader.ROOM]
+    assert spawned.lost_log == "/dev/full: No space left on device"
+    bench.until(lambda: proc.mark_of(spawned.pid, INSTANCE) == ONE)
+    assert os.readlink(f"/proc/{spawned.pid}/fd/1") == os.readlink(f"/proc/{spawned.pid}/fd/2") == "/dev/null"
+
+
+def test_a_full_disk_on_which_room_could_be_made_costs_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader, "LOG_ROOM", 1 << 62)
+    make_room = partial(monkeypatch.setattr, leader, "LOG_ROOM")        # from now on so much is enough
+    bench.start(bench.launch(UP), make_room=lambda _: make_room(0)).do(Spawn(ONE))
+    spawned = bench.next(Spawned)
+    bench.pids.append(spawned.pid)
+    assert spawned.lost_log == ""
+    bench.until(lambda: "up\n" in bench.text())
 
 
 def test_a_taken_port_is_never_started_into_and_its_holder_is_named(bench: Bench) -> None:

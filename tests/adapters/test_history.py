@@ -225,3 +225,38 @@ def test_a_file_that_is_no_history_is_one_sentence_to_a_reader(tmp_path):
     path.write_text("no database" * 1000)
     with pytest.raises(HistoryError, match=r"history\.db: file is not a database, expected the history"):
         Reader(path).incidents()
+
+
+def kept(path: Path, **limits: object) -> list[str]:
+    """Ids that are left after a pruning, the newest first: five incidents a day apart, the second oldest still open."""
+    db = history._open(path)
+    with db:
+        for number in range(5):
+            db.execute("INSERT INTO incidents VALUES (?, '', '', '', '', ?, ?, ?)",
+                       (str(number), number * 86_400.0, None if number == 1 else number * 86_400.0 + 60, "x" * 1000))
+        history._prune(db, 5 * 86_400.0, float(limits.pop("keep_s", 1e9)))  # type: ignore[arg-type]
+    rows = [row[0] for row in db.execute("SELECT id FROM incidents ORDER BY wall_opened DESC")]
+    db.close()
+    return rows
+
+
+def test_incidents_that_are_over_leave_by_age(tmp_path):
+    assert kept(tmp_path / "a.db", keep_s=2.5 * 86_400) == ["4", "3", "1"]
+
+
+def test_incidents_that_are_over_leave_by_size_and_by_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(history, "incidents_bytes", 2500)
+    assert kept(tmp_path / "a.db") == ["4", "3", "1"]
+    monkeypatch.setattr(history, "incidents_bytes", 1 << 20)
+    monkeypatch.setattr(history, "keep_incidents", 3)
+    assert kept(tmp_path / "b.db") == ["4", "3", "2", "1"]
+
+
+def test_the_open_incidents_are_found_and_one_that_cannot_be_read_is_left_out(book):
+    for number in (1, 2, 3):
+        book.record(incident(number))
+    book.record(incident(1, over=True))
+    book.do(lambda db: db.execute("UPDATE incidents SET json = '{\"_\": \"Incident\"}' WHERE id = ?", (incident(3).id,)))
+    assert book.flush(5)
+    assert Reader(book.path).open_incidents() == (incident(2),)
+    assert Reader(book.path.with_name("none.db")).open_incidents() == ()

@@ -18,7 +18,7 @@ import pytest
 from vllm_watchdog import proc
 from vllm_watchdog.core.events import HostSampled
 from vllm_watchdog.core.readings import Host, Mark, Tree, Unknown
-from vllm_watchdog.sense import host
+from vllm_watchdog.sense import cgroup, host
 from vllm_watchdog.sense.host import HostSense
 
 MARK = Mark("primary", 2)
@@ -104,6 +104,7 @@ def test_a_tree_is_its_marked_processes_with_the_leader_first(desk: Desk, spawn:
     assert first.rss_bytes == pytest.approx(psutil.Process(leader.pid).memory_info().rss, rel=0.2)
     assert first.threads == 1
     assert first.fds == psutil.Process(leader.pid).num_fds()
+    assert first.fd_limit == psutil.Process(leader.pid).rlimit(psutil.RLIMIT_NOFILE)[0]
 
 
 def test_generations_are_trees_of_their_own(desk: Desk, spawn: Any) -> None:
@@ -162,11 +163,13 @@ def test_what_the_kernel_does_not_tell_is_none(desk: Desk, spawn: Any, monkeypat
 
     for call in ("num_fds", "io_counters", "memory_full_info"):
         monkeypatch.setattr(psutil.Process, call, deny)
+    monkeypatch.setattr(psutil.Process, "rlimit", lambda self, _: deny(self))
     spawn(IDLE)
     for _ in range(2):
         tree = desk.tree()
     assert tree.io_bytes is None
-    assert (tree.processes[0].fds, tree.processes[0].uss_bytes) == (None, None)
+    first = tree.processes[0]
+    assert (first.fds, first.fd_limit, first.uss_bytes) == (None, None, None)
     assert tree.rss_bytes > 0
 
 
@@ -199,3 +202,44 @@ def test_a_process_that_ends_while_it_is_looked_at_is_left_out(
 
 def test_a_sense_that_was_never_started_can_be_stopped(tmp_path: Path) -> None:
     HostSense(print, time.monotonic, proc.MarkIndex("test"), tmp_path).stop(1)
+
+
+# -- the cgroup's memory limit
+
+def group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("memory_", "memory.")).write_text(text)
+
+
+def member(folder: Path, line: str) -> Path:
+    path = folder / "cgroup"
+    path.write_text(line)
+    return path
+
+
+def test_the_tightest_limit_of_all_levels_counts_and_page_cache_is_left(tmp_path: Path) -> None:
+    group(tmp_path / "a/b", memory_max="max\n")
+    group(tmp_path / "a", memory_max="1000\n", memory_current="700\n", memory_stat="anon 500\ninactive_file 150\n")
+    group(tmp_path, memory_max="5000\n", memory_current="4950\n", memory_stat="anon 5000\n")
+    assert cgroup.memory(tmp_path, member(tmp_path, "0::/a/b\n")) == (5000, 50)
+    group(tmp_path, memory_current="100\n")
+    assert cgroup.memory(tmp_path, member(tmp_path, "0::/a/b\n")) == (1000, 450)
+
+
+def test_a_container_sees_its_limit_at_the_root_though_its_path_is_the_hosts(tmp_path: Path) -> None:
+    group(tmp_path, memory_max="1000\n", memory_current="1200\n", memory_stat="inactive_file 0\n")
+    assert cgroup.memory(tmp_path, member(tmp_path, "0::/docker/not-here\n")) == (1000, 0)
+
+
+def test_the_first_version_is_read_where_it_is_mounted(tmp_path: Path) -> None:
+    group(tmp_path / "memory/x", memory_limit_in_bytes="1000\n", memory_usage_in_bytes="300\n",
+          memory_stat="total_inactive_file 100\n")
+    group(tmp_path / "memory", memory_limit_in_bytes="9223372036854771712\n")
+    line = member(tmp_path, "4:cpu,cpuacct:/x\n3:memory:/x\n")
+    assert cgroup.memory(tmp_path, line) == (1000, 800)
+
+
+def test_no_limit_is_none(tmp_path: Path) -> None:
+    assert cgroup.memory(tmp_path, member(tmp_path, "0::/\n")) is None
+    assert cgroup.memory(tmp_path, tmp_path / "gone") is None

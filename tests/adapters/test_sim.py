@@ -148,7 +148,7 @@ def test_it_looks_like_vllm_from_outside(engine: Callable[..., Engine]) -> None:
     assert b"MARKER" not in Path(f"/proc/{core.pid}/environ").read_bytes()  # setproctitle wipes it
     assert f"(EngineCore pid={core.pid}) INFO " in sim.log
     assert f"[entry.py:140] Starting vLLM server on http://127.0.0.1:{sim.port}" in sim.log
-    assert "INFO:     Application startup complete." in sim.log
+    wait_for(lambda: "INFO:     Application startup complete." in sim.log, "the last line of the start")
 
 
 def test_the_marker_survives_in_the_engine_core_with_spt_noenv(engine: Callable[..., Engine]) -> None:
@@ -415,6 +415,26 @@ def test_a_flood_fills_the_log_and_slow_slows(engine: Callable[..., Engine]) -> 
     sim.complete(max_tokens=2)
     assert monotonic() - began > 0.5
     assert sim.call("POST", "/sim/fault", {"name": "nonsense"})[0] == 400
+
+
+def test_a_sleep_cuts_what_runs_short_or_waits_for_it_and_what_comes_later_waits_for_the_wake(
+    engine: Callable[..., Engine],
+) -> None:
+    sim = engine("--enable-sleep-mode", "--sim-token-s", "0.02", VLLM_SERVER_DEV_MODE="1").ready()
+
+    def ended(answer: tuple[int, str]) -> str:
+        return str(json.loads(answer[1])["choices"][0]["finish_reason"])
+
+    for mode, reason in (("abort", "abort"), ("wait", "length")):
+        running = sim.later(lambda: sim.complete(max_tokens=30))
+        wait_for(lambda: sim.metric("num_requests_running"), "a running request")
+        assert sim.call("POST", f"/sleep?level=1&mode={mode}")[0] == 200
+        assert ended(running.result(5)) == reason
+        late = sim.later(lambda: sim.complete(max_tokens=1))
+        with pytest.raises(TimeoutError):
+            late.result(0.2)
+        assert sim.call("POST", "/wake_up")[0] == 200
+        assert ended(late.result(5)) == "length"
 
 
 def test_sleep_and_wake_up_move_the_vram(engine: Callable[..., Engine], tmp_path: Path) -> None:

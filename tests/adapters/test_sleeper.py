@@ -55,7 +55,7 @@ def by_path(**replies: Callable[[bytes, socket.socket], bytes | None]) -> Iterat
 def test_a_sleep_is_of_level_one_and_done_when_the_engine_says_so() -> None:
     with by_path() as one:
         event = do(Sleep(B1, 2.0), one.port)
-        assert asked(one) == ["POST /sleep?level=1"]
+        assert asked(one) == ["POST /sleep?level=1&mode=wait"]
     assert isinstance(event, Slept) and (event.mark, event.why) == (B1, "") and 0 <= event.took_s < 2
 
 
@@ -69,7 +69,7 @@ def test_a_wake_is_done_when_a_token_has_come() -> None:
 
 
 @pytest.mark.parametrize(("order", "path", "why"), [
-    (Sleep(B1, 2.0), "sleep", "/sleep?level=1 answered 500"), (Wake(B1, 2.0), "wake_up", "/wake_up answered 500"),
+    (Sleep(B1, 2.0), "sleep", "/sleep?level=1&mode=wait answered 500"), (Wake(B1, 2.0), "wake_up", "/wake_up answered 500"),
     (Wake(B1, 2.0), "completions", "/v1/completions answered 500")])
 def test_any_other_answer_than_200_is_told_and_nothing_more_is_asked(order: Sleep | Wake, path: str, why: str) -> None:
     with by_path(**{path: answer(500, b"CUDA Error")}) as one:
@@ -91,19 +91,19 @@ def test_an_engine_that_drips_or_says_nothing_holds_an_order_no_longer_than_its_
 def test_an_engine_that_is_gone_is_told_as_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    assert do(Sleep(B1, 1.0), port).why == "/sleep?level=1: connection refused"
+    assert do(Sleep(B1, 1.0), port).why == "/sleep?level=1&mode=wait: connection refused"
     assert do(Wake(B1, 1.0), port).why == "/wake_up: connection refused"
 
 
 def test_an_answer_that_is_cut_or_endless_is_no_answer() -> None:
     with by_path(sleep=lambda *_: b"HTTP/1.1 200 OK\r\ncontent-le") as one:
-        assert do(Sleep(B1, 0.3), one.port).why.startswith("/sleep?level=1: ")
+        assert do(Sleep(B1, 0.3), one.port).why.startswith("/sleep?level=1&mode=wait: ")
 
     def endless(_: bytes, connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (BODY_CAP + 9))
 
     with by_path(sleep=endless) as one:
-        assert do(Sleep(B1, 2.0), one.port).why == "/sleep?level=1: more than 1 MiB"
+        assert do(Sleep(B1, 2.0), one.port).why == "/sleep?level=1&mode=wait: more than 1 MiB"
 
 
 def test_the_key_goes_with_every_order_and_into_no_reason() -> None:
@@ -120,7 +120,7 @@ def test_an_engine_on_the_ipv6_loopback_is_reached() -> None:
         except OSError:
             pytest.skip("no IPv6 here")
         port = probe.getsockname()[1]
-    assert do(Sleep(B1, 1.0), port, host="::1").why == "/sleep?level=1: connection refused"
+    assert do(Sleep(B1, 1.0), port, host="::1").why == "/sleep?level=1&mode=wait: connection refused"
 
 
 def test_whoever_gives_an_order_is_not_held_up() -> None:

@@ -119,3 +119,15 @@ def test_half_a_file_left_by_a_power_cut_does_not_hide_the_last_whole_one(tmp_pa
     assert keep.stop(5)
     path.with_name("memory.json.new").write_text('{"_":"Mem')
     assert load(path, WALL, said) is not None
+
+
+def test_what_must_be_on_disk_before_is(tmp_path, said):
+    """The state must not forget an incident whose "resolved" is not written down yet."""
+    path, go, seen = tmp_path / "memory.json", threading.Event(), []
+    keep = Store(path, Clock(), said, first=lambda: seen.append((go.wait(10), path.exists())))
+    keep.start()
+    keep.save(memory())
+    assert not keep.flush(0.05) and not path.exists()
+    go.set()
+    assert keep.flush(5) and keep.stop(5)
+    assert seen == [(True, False)] and path.exists()

@@ -145,6 +145,10 @@ class Scene:
         self.feed(e.Asked(self.now, 7, verb, engine, text))
         return self.only(c.Answer)
 
+    def snapshot(self, engine: str | None = None, text: str = "") -> tuple[c.Command, ...]:
+        """Asked for; it is answered when it is written."""
+        return self.feed(e.Asked(self.now, 7, "snapshot", engine, text))
+
     def gpus(self, at: float, *cards: Gpu) -> tuple[c.Command, ...]:
         return self.feed(e.GpusSampled(at, cards))
 

@@ -3,15 +3,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.core.scenes import WALL, Scene, finding, mark, metrics, plan
+from tests.core.scenes import WALL, Scene, finding, host, mark, metrics, plan
 
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core import events as e
 from vllm_watchdog.core.advance import HANDLERS, advance
-from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.incidents import Ended, Flight, Urgency
 from vllm_watchdog.core.plan import Limits, Plan, Standby
 from vllm_watchdog.core.policy import Phase
-from vllm_watchdog.core.readings import Health, Holder, Unknown
+from vllm_watchdog.core.readings import Health, Holder, Unknown, Wait
 
 M, OLD, B = mark("primary#1"), mark("primary#0"), mark("backup#1")
 MINE, NGINX = Holder(100, "vllm", M), Holder(7, "nginx")
@@ -178,8 +178,9 @@ def test_a_bundle_of_no_open_incident_is_only_said() -> None:
 
 CUT = e.InFlight(1, 100_000, 2.5, True, "0123456789abcdef", 38_000, "cut")
 QUEUED = e.InFlight(2, 500, 0.1, False, "f" * 16, 100, "replayed")
-TOLD = ("2 requests in flight; the longest 100000 bytes (about 38000 tokens), 2.5 s old, answering, cut, "
-        "content 0123456789ab")
+TOLD = ("requests in flight on primary#1: 2, of them already answering: 1; the longest 100000 bytes (about 38000 tokens), "
+        "2.5 s old, answering, cut off, content 0123456789ab")
+FLIGHT = Flight("primary#1", 2, 1, (CUT, QUEUED))
 
 
 def test_requests_that_were_in_flight_are_told_in_the_open_incident() -> None:
@@ -188,28 +189,61 @@ def test_requests_that_were_in_flight_are_told_in_the_open_incident() -> None:
     scene.feed(e.Casualties(5.1, M, 2, (QUEUED, CUT)))
     last = scene.world.incidents[0].timeline[-1]
     assert (last.what, last.text) == ("in flight", TOLD)
+    assert scene.world.incidents[0].flights == (FLIGHT,)
     assert scene.said("gateway.casualties") == [{"engine": "primary#1", "text": TOLD}]
 
 
 def test_requests_that_were_in_flight_are_kept_until_there_is_an_incident() -> None:
     scene = Scene(SOLO).serve()
     scene.feed(e.Casualties(5.1, M, 2, (QUEUED, CUT)))
-    assert not scene.world.incidents and scene.engine().in_flight == TOLD
+    assert not scene.world.incidents and scene.engine().in_flight == FLIGHT
     scene.crash("primary", 5.2)
     assert TOLD in [entry.text for entry in scene.world.incidents[0].timeline]
+    assert scene.world.incidents[0].flights == (FLIGHT,) and scene.engine().in_flight is None
 
 
-def test_a_request_that_was_not_begun_is_said_to_be_so() -> None:
+def test_of_the_requests_of_a_death_the_largest_three_are_kept() -> None:
     scene = Scene(SOLO).serve()
-    scene.feed(e.Casualties(5.1, M, 1, (QUEUED,)))
-    assert ", not begun, replayed" in scene.engine().in_flight
+    scene.feed(e.Casualties(5.1, M, 9, tuple(replace(QUEUED, id=size, bytes=size) for size in (1, 5, 3, 4))))
+    assert [request.bytes for request in scene.engine().in_flight.largest] == [5, 4, 3]
 
 
 def test_a_death_without_requests_is_told_as_a_number() -> None:
     scene = Scene(SOLO).serve()
     scene.feed(e.Casualties(5.1, M, 0))
     scene.feed(e.Casualties(5.1, mark("primary#9"), 7))
-    assert scene.engine().in_flight == "0 requests in flight"
+    assert scene.engine().in_flight == Flight("primary#1", 0, 0)
+
+
+def test_what_clients_waited_is_told_in_the_open_incident_and_else_only_said() -> None:
+    wait = Wait(42, 48.2, 47.0, failed=1, replayed=40)
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Waited(4.0, "primary", wait))
+    assert not scene.world.incidents and scene.said("gateway.waited")[0]["text"].startswith("42 requests waited")
+    scene.crash("primary", 5.0)
+    scene.feed(e.Waited(60.0, "primary", wait))
+    assert scene.world.incidents[0].waits == (wait,)
+    assert "waited" in [entry.what for entry in scene.world.incidents[0].timeline]
+    scene.feed(e.Waited(61.0, "nobody", wait))
+
+
+def test_an_exit_is_kept_with_whose_doing_it_was() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Exited(5.0, M, -9))
+    assert scene.engine().ended == Ended("primary#1", -9, ours=False)
+    scene = Scene(SOLO).serve()
+    scene.feed(e.StopAsked(5.0, "SIGTERM"))
+    scene.feed(e.Exited(6.0, M, 0))
+    assert scene.engine().ended == Ended("primary#1", 0, ours=True)
+
+
+def test_a_clean_stop_leaves_an_open_incident_open_and_says_so() -> None:
+    scene = Scene(SOLO).serve()
+    scene.crash("primary", 5.0)
+    scene.feed(e.StopAsked(9.0, "SIGTERM"))
+    (left,) = scene.world.incidents
+    assert (left.wall_resolved, left.down_at, left.down_s) == (None, None, 4.0)
+    assert "left" in [entry.what for entry in left.timeline]
 
 
 # -- readiness
@@ -325,3 +359,21 @@ def test_a_scrape_is_kept_and_moves_the_pulse() -> None:
     assert scene.engine().metrics == metrics(2) and scene.engine().pulse.moved_at == 2.0
     scene.feed(e.Scraped(3.0, M, Unknown(3.0, "refused")))
     assert scene.engine().metrics == Unknown(3.0, "refused") and scene.engine().pulse.moved_at == 2.0
+
+
+def test_an_engine_that_runs_without_a_log_is_told() -> None:
+    scene = Scene(plan(backup=False))
+    scene.feed(e.Spawned(0.1, scene.engine().mark, 100, "/logs/primary.log: No space left on device"))
+    assert scene.phase() is Phase.LOADING
+    assert scene.alerts() == [("opened", "log_lost")]
+    assert scene.world.incidents[0].text == (
+        "primary#1 runs without a log, its output is lost: /logs/primary.log: No space left on device")
+
+
+def test_a_bundle_that_was_not_written_has_no_folder() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    scene.feed(e.HostSampled(1.0, host(1)))
+    incident = scene.world.incidents[0].id
+    scene.feed(e.Dumped(2.0, None, incident, "", ("everything: 0.40 GiB free on the log disk",)))
+    assert scene.world.incidents[0].evidence == ()
+    assert scene.world.incidents[0].timeline[-1].text == "none; without everything: 0.40 GiB free on the log disk"

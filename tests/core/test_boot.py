@@ -15,6 +15,7 @@ from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.plan import EnginePlan, Limits, Plan, Standby
 from vllm_watchdog.core.policy import Phase
+from vllm_watchdog.core.report import serving
 from vllm_watchdog.core.world import remembered
 
 
@@ -32,6 +33,33 @@ def reborn(scene: Scene, at: float, *survivors: e.Survivor, boot_id: str = "boot
 
 
 # -- what runs
+
+def test_a_daemon_killed_during_an_incident_makes_no_gap_of_its_own() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    scene.feed(e.LogRead(5.0, mark("primary#1"), (finding("shm_stall"),)))
+    (left,) = remembered(scene.world).incidents
+    after = reborn(scene, 10.0, survivor("primary#1"))
+    assert after.world.incidents[0].id == left.id and after.phase() is Phase.LOADING
+    assert after.world.incidents[0].down_at is None
+    after.ok("primary", 10.5)
+    assert (after.world.incidents[0].down_at, after.world.incidents[0].up_at) == (None, None)
+
+
+def test_an_incident_that_a_clean_stop_left_open_ends_when_the_next_daemon_has_served() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    scene.crash("primary", 5.0)
+    scene.feed(e.StopAsked(6.0, "SIGTERM"))
+    scene.bury()
+    left = remembered(scene.world)
+    assert left.incidents[0].wall_resolved is None
+    after = Scene(plan(backup=False), 100.0, left)
+    assert after.world.incidents[0].down_at == 100.0, "the time while it was stopped is the operator's"
+    after.now = 110.0
+    after.serve()
+    after.at(145.0)
+    ended = after.all(c.Record)[-1].incident
+    assert (ended.id, ended.down_s) == (left.incidents[0].id, 11.0) and ended.wall_resolved
+
 
 def test_a_first_start_launches_the_primary() -> None:
     scene = Scene(plan())
@@ -56,6 +84,19 @@ def test_an_adopted_engine_may_load_for_what_is_left_of_its_time() -> None:
     assert young.engine().life.deadline == 750.0
     old = Scene(plan(limits=limits), 50.0, None, (survivor("primary#1", age_s=1e6),))
     assert old.engine().life.deadline == 110.0, "a busy server may need a moment to answer"
+
+
+def test_what_served_under_the_last_daemon_keeps_the_route_until_it_is_proved_not_to_serve() -> None:
+    after = reborn(Scene(plan()).serve(), 50.0, survivor("primary#1"))
+    service = after.world.services[0]
+    assert (after.engine().phase, serving(after.world, service)) == (Phase.LOADING, "primary")
+    after.feed(e.Exited(50.5, mark("primary#1"), 0))
+    assert serving(after.world, service) is None
+
+
+def test_what_was_loading_under_the_last_daemon_has_no_route_yet() -> None:
+    after = reborn(Scene(plan()), 50.0, survivor("primary#1"))
+    assert (after.engine().phase, serving(after.world, after.world.services[0])) == (Phase.LOADING, None)
 
 
 def test_the_next_launch_after_an_adoption_has_a_number_of_its_own_and_is_a_restart() -> None:
@@ -380,6 +421,16 @@ def test_what_died_while_no_watchdog_ran_is_an_outage_all_the_same() -> None:
     assert [(incident.class_, incident.text) for incident in after.world.incidents] == [
         ("unexpected_exit", "primary#1 ended while no watchdog ran")]
     assert after.only(c.Alert).kind == "opened"
+
+
+def test_what_failed_and_had_no_incident_yet_when_the_daemon_died_is_missed_too() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    scene.feed(e.Exited(10.0, scene.engine().mark, 0))
+    assert scene.phase() is Phase.KILLING and not scene.world.incidents     # its log is read before it is named
+    assert [incident.class_ for incident in reborn(scene, 11.0).world.incidents] == ["unexpected_exit"]
+    scene.bury()
+    (told,) = scene.world.incidents
+    assert [(incident.id, incident.class_) for incident in reborn(scene, 12.0).world.incidents] == [(told.id, told.class_)]
 
 
 def test_what_had_not_served_yet_ended_unmissed() -> None:

@@ -20,7 +20,7 @@ from vllm_watchdog.core.codec import Codec, encode
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
-from vllm_watchdog.core.readings import Health, Holder, Unknown
+from vllm_watchdog.core.readings import Health, Holder, Unknown, Wait
 from vllm_watchdog.core.schema import CODEC
 
 
@@ -171,6 +171,7 @@ EVENTS = (
     e.LogRead(13.0, M, INCIDENT.findings, True),
     e.KernelRead(14.0, INCIDENT.findings), e.KernelRead(14.0, Unknown(1.0, "EPERM")),
     e.Casualties(14.5, M, 3, (e.InFlight(1, 100_000, 2.5, True, "abc", 38_000, "cut"),)),
+    e.Waited(14.6, "primary", Wait(3, 48.2, 47.0, 1, 2)),
     e.Asked(15.0, 3, "restart", "primary", "because"), e.Asked(15.0, 3, "pause"),
 )
 COMMANDS = (

@@ -15,7 +15,7 @@ from vllm_watchdog.core.memory import Memory
 from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Standby, Thresholds
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.readings import Unknown
-from vllm_watchdog.core.world import next_deadline
+from vllm_watchdog.core.world import next_deadline, remembered
 
 M = mark("primary#1")
 CARD = {"gpus": (0,), "share": 0.8}
@@ -745,3 +745,26 @@ def test_a_stop_ends_with_the_last_stray() -> None:
     scene.feed(e.StopAsked(10.0, "SIGTERM"))
     scene.feed(e.Emptied(11.0, mark("primary#1")))
     assert scene.only(c.Quit)
+
+
+def test_a_held_service_asks_for_its_human_again_and_wakes_the_loop_for_it() -> None:
+    scene = Scene(replace(plan(backup=False, limits=Limits(budget=0)), remind_s=600.0)).serve()
+    scene.crash("primary", 10.0)
+    assert scene.phase() is Phase.HELD
+    assert next_deadline(scene.world) == 610.0
+    scene.at(609.0)
+    assert [kind for kind, _ in scene.alerts()] == ["opened"]
+    scene.at(610.0)
+    assert [kind for kind, _ in scene.alerts()] == ["opened", "reminder"]
+    assert scene.only(c.Record).incident.reminders == 1 and next_deadline(scene.world) == 1210.0
+
+
+# -- the time without an engine
+
+def test_an_incident_of_an_adopted_engine_has_no_gap_while_it_is_looked_for() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    scene.feed(e.LogRead(5.0, mark("primary#1"), (finding("shm_stall"),)))
+    after = Scene(plan(backup=False), 10.0, remembered(scene.world), (e.Survivor(mark("primary#1"), 100, True, 5.0),))
+    assert after.world.incidents[0].down_at is None
+    after.crash("primary", 11.0)
+    assert after.world.incidents[0].down_at == 11.0

@@ -16,8 +16,8 @@ ADAPTERS = ("sense", "act", "tell", "web", "gateway", "sim")
 # Modules beside the rooms that adapters may use.
 COMMON = frozenset({"config", "launch", "proc", "procfs", "exchange", "gateway_plan"})
 PURE = frozenset({
-    "__future__", "bisect", "collections", "dataclasses", "datetime", "enum", "functools", "itertools", "json", "math", "re",
-    "statistics", "types", "typing", "zlib",
+    "__future__", "bisect", "collections", "dataclasses", "datetime", "difflib", "enum", "functools", "itertools", "json",
+    "math", "re", "statistics", "types", "typing", "zlib",
 })
 MODULES = sorted(ROOT.rglob("*.py"))
 

@@ -1,23 +1,35 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from tests.core.scenes import finding
 
 from vllm_watchdog.core.incidents import (
+    DEATHS_KEPT,
     FINDINGS_KEPT,
     TIMELINE_KEPT,
     TOLD_S,
+    Flight,
     Incident,
     Urgency,
+    down,
+    flown,
     joined,
     noted,
     opened,
     owed,
     proved,
+    remind_at,
+    reminded,
     resolved,
+    shifted,
     stamp,
+    up,
+    waited,
 )
+from vllm_watchdog.core.levels import Levels
+from vllm_watchdog.core.readings import Wait
 
 W, C, PAGE = Urgency.WARNING, Urgency.CRITICAL, Urgency.PAGE
 
@@ -108,6 +120,53 @@ def test_a_timeline_of_exactly_its_limit_is_whole() -> None:
     assert [entry.text for entry in incident.timeline[1:]] == [str(number) for number in range(TIMELINE_KEPT - 1)]
 
 
+def test_a_failure_takes_the_place_of_a_warning_that_seems_to_say_more() -> None:
+    incident = joined(one("vram_high", W), "unexpected_exit", C, "it exited with code 0", 101.0)
+    assert (incident.class_, incident.text, incident.urgency) == ("unexpected_exit", "it exited with code 0", C)
+    assert list(owed(one("vram_high", W), incident)) == ["worsened"]
+
+
+def test_a_warning_after_a_failure_never_becomes_its_cause() -> None:
+    assert joined(one("unexpected_exit"), "vram_high", W, "97 %", 101.0).class_ == "unexpected_exit"
+    assert joined(one("kv_pressure", W), "vram_high", W, "97 %", 101.0).class_ == "vram_high"
+
+
+def test_what_only_warns_here_and_is_fatal_by_its_class_explains_a_failure() -> None:
+    assert joined(one("unexpected_exit"), "xid_node", W, "Xid 79", 101.0).class_ == "xid_node"
+    assert joined(one("unexpected_exit"), "no_such_class", W, "?", 101.0).class_ == "unexpected_exit"
+
+
+def test_figures_by_name_are_kept_with_a_line() -> None:
+    assert noted(one(), 101.0, "started", "starting", engine="primary#2").timeline[-1].facts == (("engine", "primary#2"),)
+
+
+def test_the_time_without_an_engine_adds_up() -> None:
+    incident = down(one(), 102.0)
+    assert down(incident, 105.0) is incident
+    incident = up(incident, 110.0)
+    assert (incident.down_at, incident.down_s, incident.up_at) == (None, 8.0, 110.0)
+    assert up(incident, 111.0) is incident
+    incident = up(down(incident, 120.0), 122.5)
+    assert (incident.down_s, incident.up_at) == (10.5, 122.5)
+    assert up(down(incident, 130.0), 129.0).down_s == 10.5
+
+
+def test_of_many_deaths_the_last_are_kept() -> None:
+    incident = one()
+    for number in range(DEATHS_KEPT + 2):
+        incident = waited(flown(incident, Flight(f"primary#{number}", 1, 0)), Wait(number, 1.0, 1.0))
+    assert [flight.mark for flight in incident.flights] == [f"primary#{n}" for n in range(2, DEATHS_KEPT + 2)]
+    assert [wait.requests for wait in incident.waits] == list(range(2, DEATHS_KEPT + 2))
+
+
+def test_after_a_reboot_every_instant_is_moved() -> None:
+    incident = replace(up(down(one(), 101.0), 103.0), levels=Levels(100.0))
+    moved = shifted(down(incident, 104.0), 1000.0, 2000.0)
+    assert (moved.opened_at, moved.touched_at, moved.down_at, moved.up_at) == (1100.0, 2000.0, 1104.0, 1103.0)
+    assert (moved.timeline[0].at, moved.levels) == (1100.0, Levels(1100.0))
+    assert (shifted(one(), 1.0, 2.0).down_at, shifted(one(), 1.0, 2.0).levels) == (None, None)
+
+
 def test_proof_is_kept_once_and_not_without_end() -> None:
     lines = tuple(finding("oom_runtime", f"line {number}") for number in range(FINDINGS_KEPT + 5))
     incident = proved(proved(one(), lines[:2]), lines[:2])
@@ -136,3 +195,22 @@ def test_an_end_owes_one_alert_also_where_it_opened_in_the_same_turn() -> None:
     after = resolved(one(), 160.0, 1_795_000_160.0, "")
     assert list(owed(one(), after)) == ["resolved"]
     assert list(owed(None, after)) == ["opened", "resolved"]
+
+
+def test_a_human_who_is_needed_is_reminded_until_it_ends() -> None:
+    calm = one(urgency=C)
+    assert remind_at(calm, 60.0) == inf
+    held = joined(calm, "budget_spent", PAGE, "held", 110.0)
+    assert held.paged_at == 110.0 and remind_at(held, 60.0) == 170.0 and remind_at(held, 0.0) == inf
+    again = reminded(joined(held, "budget_spent", PAGE, "held", 150.0), 170.0, 60.0)
+    assert again.reminders == 1 and remind_at(again, 60.0) == 230.0
+    assert list(owed(held, again)) == ["reminder"] and list(owed(again, again)) == []
+    assert remind_at(resolved(again, 200.0, 0.0, "calm"), 60.0) == inf
+    assert one(urgency=PAGE).paged_at == 100.0
+
+
+def test_several_reminders_that_nobody_was_there_to_give_are_one() -> None:
+    held = one(urgency=PAGE)
+    late = reminded(held, 100.0 + 605.0, 60.0)
+    assert late.reminders == 10 and remind_at(late, 60.0) == 100.0 + 11 * 60.0
+    assert reminded(held, 159.999, 60.0).reminders == 1     # a rounding error must not make a reminder that counts nothing

@@ -266,19 +266,33 @@ def test_a_human_may_restart_and_fail_over_under_pause() -> None:
 
 # -- snapshot
 
-def test_a_snapshot_opens_a_folder_of_its_own() -> None:
+def test_a_snapshot_opens_a_folder_of_its_own_and_the_history_lists_it() -> None:
     scene = serving()
-    answer = scene.ask("snapshot", text="before the upgrade")
+    scene.snapshot(text="before the upgrade")
     folder = "20261118T110640Z-primary-snapshot"
-    assert (answer.ok, answer.text) == (True, f"written to {folder}")
     assert scene.only(c.Dump) == c.Dump(folder, M, "before the upgrade", stacks=True, deadline_s=10)
-    assert not scene.world.incidents
+    listed = scene.only(c.Record).incident
+    assert (listed.id, listed.class_, listed.text, listed.wall_resolved) == (
+        folder, "snapshot", "before the upgrade", listed.wall_opened)
+    assert not scene.world.incidents and not scene.all(c.Alert)
+
+
+def test_a_snapshot_is_answered_when_it_is_written() -> None:
+    scene = serving()
+    scene.snapshot()
+    assert not scene.all(c.Answer)
+    scene.feed(e.Dumped(scene.now, None, "another", "logs/incidents/another"))
+    assert not scene.all(c.Answer)
+    missing = ("stacks.txt: py-spy is not installed",)
+    scene.feed(e.Dumped(scene.now, M, "20261118T110640Z-primary-snapshot", "logs/incidents/x", missing))
+    assert scene.only(c.Answer) == c.Answer(7, True, "logs/incidents/x (without stacks.txt: py-spy is not installed)")
+    assert scene.world.snapshots == ()
 
 
 def test_a_snapshot_joins_the_open_incident() -> None:
     scene = serving()
     scene.crash()
-    scene.ask("snapshot", "backup")
+    scene.snapshot("backup")
     dump = scene.only(c.Dump)
     assert (dump.incident, dump.mark, dump.reason) == (scene.world.incidents[0].id, None, "snapshot")
 
@@ -291,9 +305,12 @@ def test_a_snapshot_of_an_engine_that_is_not_configured_is_refused() -> None:
 def test_a_snapshot_without_a_name_is_one_of_every_service() -> None:
     engines = (EnginePlan("a", 1), EnginePlan("b", 2))
     scene = Scene(Plan(engines))
-    answer = scene.ask("snapshot")
-    assert answer.text == "written to 20261118T110640Z-a-snapshot, 20261118T110640Z-b-snapshot"
+    scene.snapshot()
     assert [dump.mark for dump in scene.all(c.Dump)] == [mark("a#1"), mark("b#1")]
+    scene.feed(e.Dumped(scene.now, mark("b#1"), "20261118T110640Z-b-snapshot", "b"))
+    assert not scene.all(c.Answer)
+    scene.feed(e.Dumped(scene.now, mark("a#1"), "20261118T110640Z-a-snapshot", "a"))
+    assert scene.only(c.Answer).text == "b\na"
 
 
 def test_a_held_backup_is_forgiven_by_a_restart_and_not_started() -> None:

@@ -39,7 +39,7 @@ WAITS = {P.RELEASING: 7, P.STARTING: 4, P.LOADING: 20, P.SUSPECT: 10, P.DUMPING:
          P.SETTLING: 2, P.DOZING: 9, P.WAKING: 8}
 DEAD_HUMAN = {P.STOPPED, P.HELD, P.WEDGED, P.SERVING, P.ASLEEP}       # phases that nothing but an event ends
 OUTER = (S.WANT, S.START, S.UNWANT, S.FORGIVE, S.AGAIN, S.CLEAR, S.SPAWNED, S.WELL, S.ILL, S.FAULT, S.DUMPED, S.EXIT,
-         S.EMPTY, S.SETTLED, S.REST, S.SLEPT, S.ROUSE, S.WOKE)
+         S.EMPTY, S.SETTLED, S.REST, S.SLEPT, S.ROUSE, S.WOKE, S.RENEW)
 ROAD_TO_WEDGED = (S.WANT, S.CLEAR, S.SPAWNED, S.WELL, S.ILL, S.TIMEOUT, S.TIMEOUT, S.TIMEOUT, S.TIMEOUT)
 
 
@@ -246,6 +246,13 @@ def serves_after(state: State) -> bool:
     return state.phase is P.SERVING
 
 
+def test_a_planned_restart_is_neither_charged_nor_forgives() -> None:
+    state = State(P.SERVING, wanted=True, failures=(1.0,))
+    for event in (Event(10, S.RENEW), Event(11, S.EXIT), Event(12, S.EMPTY), Event(13, S.SETTLED)):
+        state, _ = step(state, event, QUICK)
+    assert (state.phase, state.failures, state.charged, state.wanted) == (P.RELEASING, (1.0,), False, True)
+
+
 @pytest.mark.parametrize("wish", [S.START, S.AGAIN])
 def test_a_humans_wish_always_ends_serving(wish: Sign) -> None:
     for before, _, _, _ in WALK:
@@ -421,7 +428,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def a_failure_is_seen(self, doom: str) -> None:
         self.feed(S.FAULT, doom)
 
-    @rule(sign=st.sampled_from([S.WANT, S.WANT, S.START, S.AGAIN, S.UNWANT]))
+    @rule(sign=st.sampled_from([S.WANT, S.WANT, S.START, S.AGAIN, S.UNWANT, S.RENEW]))
     def somebody_wishes(self, sign: Sign) -> None:
         self.feed(sign)
 

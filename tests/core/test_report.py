@@ -8,6 +8,7 @@ import pytest
 from tests.core.scenes import GIB, WALL, Scene, finding, gpu, host, mark, metrics, plan, tree
 
 from vllm_watchdog.core import events as e
+from vllm_watchdog.core.leaks import Growth
 from vllm_watchdog.core.plan import Plan, Thresholds
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.readings import Unknown
@@ -116,7 +117,24 @@ def test_an_engine_is_told_whole() -> None:
     assert seen["metrics"] == {"running": 2.0, "waiting": 1.0, "kv_usage": 0.5, "preemptions": 0.0, "counters": True,
                                "generation_tokens": 3}
     assert seen["tree"] == {"rss_bytes": 2 * GIB, "cpu": 0.12, "processes": [
-        {"pid": 100, "name": "vllm", "rss_bytes": 2 * GIB, "uss_bytes": None, "cpu": 0.123, "threads": 8, "fds": 20}]}
+        {"pid": 100, "name": "vllm", "rss_bytes": 2 * GIB, "uss_bytes": None, "cpu": 0.123, "threads": 8, "fds": 20,
+         "fd_limit": None}]}
+    assert seen["growth"] == []
+
+
+def test_how_fast_an_engine_grows_is_told_while_it_runs() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    slow = Growth("rss", "EngineCore (PID 7)", "the host's 64.0 GiB are", 60 * 2**30, 2**20, 2**20, 1.0)
+    flat = Growth("fds", "API server (PID 8)", "its limit of 1024 is", 1000, 0.0, 0.0, 1.0)
+    world = scene.world.with_engine(replace(scene.engine(), growths=(slow, flat)))
+    (told_slow, told_flat) = report(world)["engines"][0]["growth"]
+    assert told_slow == {
+        "what": "rss", "who": "EngineCore (PID 7)", "per_min": 60.0, "unit": "MiB", "eta_s": 61440, "leaks": True,
+        "text": "60 MiB a minute: the host's 64.0 GiB are reached in about 17 h"}
+    assert (told_flat["eta_s"], told_flat["leaks"], told_flat["unit"]) == (None, False, "files")
+    scene.world = world
+    scene.crash("primary", 6.0)
+    assert engine(scene)["growth"] == []
 
 
 def test_an_engine_without_a_process_has_no_figures() -> None:
@@ -173,7 +191,8 @@ def test_a_card_and_a_host_are_told_whole() -> None:
             {"pid": 7, "name": "python", "used_bytes": 20 * GIB, "engine": None},
             {"pid": 9, "name": "core", "used_bytes": None, "engine": "primary#1"}]}]
     assert document["host"] == {"memory_total": 64 * GIB, "memory_available": 32 * GIB, "disk_total": 100 * GIB,
-                                "disk_free": 50 * GIB, "load": 0.5}
+                                "disk_free": 50 * GIB, "load": 0.5, "cgroup_total": None,
+                                "cgroup_available": None}
     assert document["kernel_log"] == {"unknown": "permission denied"}
     assert document["symptoms"] == [{"class": "vram_high", "subject": "gpu0", "value": 0.6}]
 

@@ -12,7 +12,9 @@ from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import Limits, Thresholds
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.readings import Metrics, Unknown
-from vllm_watchdog.core.sampled import watches_of
+from vllm_watchdog.core.sampled import hold, watches_of
+from vllm_watchdog.core.symptoms import Sighting
+from vllm_watchdog.core.turn import Turn
 
 LEVELS = Thresholds(vram_warn=((0, 0.85),), vram_degrade=((0, 0.95),), rss_bytes=8 * GIB, rss_slope_mib_per_min=5.0)
 PLAN = plan(gpus=(0,), share=0.8, thresholds=LEVELS)
@@ -220,13 +222,36 @@ def test_resident_memory_over_its_level_is_an_incident() -> None:
     assert scene.alerts() == [("opened", "rss_high")] and bundles(scene) == [(M, "rss_high")]
 
 
-def test_a_leak_is_seen_once_enough_minutes_after_warm_up_are_known() -> None:
-    scene = serving()
-    for minute in range(25):
-        scene.feed(e.HostSampled(60.0 * minute, host(), (tree(M, 1 + minute * 0.02),)))
-        assert bool(scene.engine().trend.points) == (minute >= 5)
-    assert scene.alerts() == [("opened", "rss_leak")]
-    assert len(scene.engine().trend.points) == 20
+def test_a_leak_is_followed_after_warm_up_and_told_when_judgements_have_agreed() -> None:
+    """0.4 GiB a minute, 32 GiB to go: enough after 20 minutes, agreed upon for 5 more."""
+    scene = serving(plan(gpus=(0,), share=0.8))
+    told = []
+    for second in range(0, 3000, 10):
+        scene.feed(e.HostSampled(float(second), host(), (tree(M, 1 + second * 0.4 / 60),)))
+        assert bool(scene.engine().trends) == (second >= 300)
+        told += [second] if scene.alerts() and not told else []
+    assert 300 + 1200 + 300 <= told[0] <= 300 + 1260 + 300
+    assert scene.alerts() == [("opened", "rss_leak")] and bundles(scene) == [(M, "rss_leak")]
+    text = scene.world.incidents[0].text
+    assert text.startswith("resident memory grows by 410 MiB a minute: the host's 64.0 GiB are reached in about 80 min")
+    assert text.endswith("most of it API server (PID 100)")
+    (growth,) = scene.engine().growths
+    assert growth.what == "rss" and growth.leaks
+    scene.crash("primary", 3000.0)
+    scene.gpus(3000.1, gpu(1))
+    assert scene.engine().growths == () == scene.engine().trends
+
+
+def test_a_card_that_grows_is_told_with_its_rate() -> None:
+    scene = serving(plan(gpus=(0,), share=0.8))
+    grown = []
+    for second in range(300, 5000, 10):
+        scene.gpus(float(second), gpu(60 + second / 500))
+        scene.feed(e.HostSampled(second + 1.0, host(), (tree(M, 1),)))
+        grown.append(tuple(growth.what for growth in scene.engine().growths))
+    assert scene.world.incidents[0].class_ == "vram_growth"
+    assert "; it grows by 123 MiB a minute: the card's 100.0 GiB are reached in about" in scene.world.incidents[0].text
+    assert set(grown[-1]) == {"vram/0", "rss"}, "neither judgement forgets the other"
 
 
 def test_symptoms_of_an_engine_end_with_its_processes() -> None:
@@ -283,6 +308,14 @@ def test_kv_pressure_is_raised_after_two_minutes() -> None:
     assert scene.alerts() == [("opened", "kv_pressure")]
 
 
+def test_preemptions_that_go_on_are_a_symptom() -> None:
+    scene = serving()
+    for at in range(10, 400, 10):
+        scene.feed(e.Scraped(float(at), M, replace(metrics(at), preemptions=float(at))))
+        assert bool(scene.alerts()) == (at >= 40 + 300)
+    assert scene.alerts() == [("opened", "preemptions")]
+
+
 def test_a_scrape_that_failed_neither_raises_nor_clears() -> None:
     scene = serving()
     for at in (10.0, 130.0):
@@ -308,3 +341,13 @@ def test_a_watch_of_a_card_without_an_engine_is_the_hosts() -> None:
     turn = Turn(serving().world, 5.0)
     assert [_whose(turn, subject) for subject in ("gpu0", "gpu7", "gpux", "primary", "host")] == [
         "primary", "host", "gpux", "primary", "host"]
+
+
+def test_a_symptom_may_be_critical_clear_at_once_and_need_no_evidence() -> None:
+    turn = Turn(serving().world, 5.0)
+    down = Sighting("engine_down", "primary", 1.0, 1.0, 0, 0.5, "nobody serves", 0.0, Urgency.CRITICAL, evidence=False)
+    hold(turn, [down])
+    assert turn.world.incidents[0].urgency is Urgency.CRITICAL
+    assert not [command for command in turn.commands if isinstance(command, c.Dump)]
+    hold(turn, [replace(down, value=0.0)])
+    assert not any(watch.raised for watch in turn.world.watches)

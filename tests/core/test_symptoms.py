@@ -7,22 +7,20 @@ from tests.core.scenes import GIB, gpu, host, mark, metrics, tree
 
 from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.symptoms import (
-    ENOUGH,
-    KEPT,
     Change,
+    Counter,
     Sighting,
-    Trend,
     Watch,
+    counted,
     observe,
     of_gpu,
     of_host,
     of_metrics,
     of_tree,
-    slope,
-    with_point,
+    per_minute,
 )
 
-LEVELS = Thresholds(vram_warn=((0, 0.85),), vram_degrade=((0, 0.90),), rss_bytes=8 * GIB, rss_slope_mib_per_min=2.0)
+LEVELS = Thresholds(vram_warn=((0, 0.85),), vram_degrade=((0, 0.90),), rss_bytes=8 * GIB)
 
 
 def seen(value: float, after_s: float = 0) -> Sighting:
@@ -102,6 +100,8 @@ def test_growth_is_held_against_the_level_after_warm_up() -> None:
         "vram_growth", "gpu1", 0.05, 60, 0.02)
     assert growth.value == pytest.approx(0.06)
     assert growth.text == "GPU 1: 66.0% of 100.0 GiB in use, 6.0% of the card more than after warm-up"
+    (told,) = of_gpu(gpu(66, index=1), LEVELS, 60 * GIB, "5 MiB a minute")
+    assert told.text == growth.text + "; it grows by 5 MiB a minute"
 
 
 def test_a_disk_is_low_when_less_is_free_than_wanted() -> None:
@@ -113,55 +113,63 @@ def test_a_disk_is_low_when_less_is_free_than_wanted() -> None:
 
 
 def test_a_full_kv_cache_counts_only_while_requests_wait() -> None:
-    (idle,), (busy,) = of_metrics("e", metrics(kv=0.97), LEVELS), of_metrics("e", metrics(kv=0.97, waiting=3.0), LEVELS)
+    (idle,), (busy,) = (
+        of_metrics("e", metrics(kv=0.97, waiting=waiting), LEVELS, None) for waiting in (0.0, 3.0))
     assert (idle.value, busy.value) == (0.0, 0.97)
     assert (busy.class_, busy.subject, busy.threshold, busy.after_s, busy.margin) == ("kv_pressure", "e", 0.95, 120, 0.02)
     assert busy.text == "KV cache 97% full, 3 waiting"
-    (unknown,) = of_metrics("e", metrics(kv=0.97, waiting=None), LEVELS)
+    (unknown,) = of_metrics("e", metrics(kv=0.97, waiting=None), LEVELS, None)
     assert unknown.value == 0.0 and unknown.text == "KV cache 97% full, 0 waiting"
 
 
 def test_an_engine_that_tells_no_kv_use_has_none_to_watch() -> None:
-    assert list(of_metrics("e", metrics(kv=None), LEVELS)) == []
+    assert list(of_metrics("e", metrics(kv=None), LEVELS, None)) == []
 
 
-def test_resident_memory_is_held_against_its_level_and_its_slope() -> None:
-    high, leak = of_tree(tree(mark("e#1"), 9), LEVELS, 3.0)
+def test_resident_memory_is_held_against_its_level() -> None:
+    (high,) = of_tree(tree(mark("e#1"), 9), LEVELS)
     assert (high.class_, high.subject, high.value, high.threshold, high.after_s) == ("rss_high", "e", 9 * GIB, 8 * GIB, 0)
     assert high.margin == pytest.approx(0.16 * GIB)
     assert high.text == "9.0 GiB resident, threshold 8.0"
-    assert (leak.class_, leak.value, leak.threshold, leak.after_s, leak.margin) == ("rss_leak", 3.0, 2.0, 0, 0.4)
-    assert leak.text == "resident memory grows by 3.0 MiB a minute, threshold 2.0"
 
 
-def test_memory_without_a_threshold_or_a_slope_is_only_shown() -> None:
-    assert list(of_tree(tree(mark("e#1"), 9), Thresholds(), 3.0)) == []
-    assert [sighting.class_ for sighting in of_tree(tree(mark("e#1"), 9), LEVELS, None)] == ["rss_high"]
+def test_memory_without_a_threshold_is_only_shown() -> None:
+    assert list(of_tree(tree(mark("e#1"), 9), Thresholds())) == []
 
 
-# -- the slope
-
-def climbing(minutes: int, mib_per_min: float) -> Trend:
-    trend = Trend()
-    for minute in range(minutes):
-        trend = with_point(trend, minute * 60, int((1000 + mib_per_min * minute) * 2**20))
-    return trend
-
-
-def test_a_trend_keeps_one_point_a_minute_and_the_last_hour() -> None:
-    trend = with_point(with_point(Trend(), 0, GIB), 59, 2 * GIB)
-    assert trend.points == ((0.0, 1024.0),)
-    assert with_point(trend, 60, GIB).points == ((0.0, 1024.0), (1.0, 1024.0))
-    hours = climbing(3 * KEPT, 1)
-    assert KEPT == 60 and len(hours.points) == 60 and hours.points[0][0] == 120
+def test_preemptions_are_held_against_their_rate() -> None:
+    _, seen_now = of_metrics("e", metrics(), LEVELS, 12.0)
+    assert (seen_now.class_, seen_now.subject, seen_now.value, seen_now.threshold, seen_now.after_s) == (
+        "preemptions", "e", 12.0, 10, 300)
+    assert seen_now.margin == pytest.approx(2)
+    assert seen_now.text == "12 requests a minute are preempted, threshold 10 for 300 s"
 
 
-def test_a_slope_is_unknown_until_enough_is_known() -> None:
-    assert ENOUGH == 15
-    assert slope(climbing(14, 2)) is None
-    assert slope(climbing(15, 2)) == pytest.approx(2.0)
+# -- a counter's rate
+
+def counting(*points: tuple[float, float | None]) -> float | None:
+    counter = Counter()
+    for at, count in points:
+        counter = counted(counter, at, count)
+    return per_minute(counter)
 
 
-def test_a_slope_is_not_fooled_by_a_few_spikes() -> None:
-    points = [(float(m), 1000.0 + (5000 if m % 10 == 0 else 0)) for m in range(60)]
-    assert abs(slope(Trend(tuple(points))) or 0) < 1
+def test_a_rate_is_unknown_until_half_a_minute_is_known() -> None:
+    assert counting() is None and counting((0, 5)) is None
+    assert counting((0, 5), (29, 9)) is None
+    assert counting((0, 5), (30, 9)) == 8
+
+
+def test_a_rate_is_of_the_last_minute() -> None:
+    assert counting(*((at, min(at, 60.0)) for at in range(0, 121, 10))) == 0
+    assert counting(*((at, max(at - 60.0, 0)) for at in range(0, 121, 10))) == 60
+
+
+def test_a_count_that_is_not_told_or_comes_too_soon_changes_nothing() -> None:
+    assert counting((0, 5), (30, None), (40, 9)) == 6
+    assert counting((0, 5), (9.9, 500), (40, 9)) == 6
+
+
+def test_a_count_that_fell_begins_anew() -> None:
+    assert counting((0, 500), (40, 3), (50, 4)) is None
+    assert counting((0, 500), (40, 3), (70, 4)) == 2

@@ -46,12 +46,21 @@ def test_restarts_are_counted_for_a_day() -> None:
     assert scene.world.restarts == (DAY_S + 200.0, DAY_S + 250.0), "the edge of the day is gone, too"
 
 
+def test_a_stop_that_is_not_obeyed_becomes_a_kill_and_both_are_deeds() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.LogRead(1.0, M, (finding("oom_runtime"),)))
+    scene.at(scene.engine().life.deadline)
+    assert ("stopped", "primary#1") in timeline(scene)
+    scene.at(scene.engine().life.deadline)
+    assert ("killed", "primary#1") in timeline(scene)
+
+
 def test_what_a_phase_became_is_said_and_noted_but_not_what_stayed() -> None:
     scene = Scene(SOLO).serve()
     scene.crash("primary", 10.0)
     assert scene.said("engine.phase")[-1] == {
         "engine": "primary#1", "was": "releasing", "now": "starting", "because": "clear"}
-    assert ("action", "starting primary#2") in timeline(scene)
+    assert ("started", "starting primary#2") in timeline(scene)
     before = len(scene.said("engine.phase"))
     scene.feed(e.Spawned(10.1, mark("primary#2"), 9))
     scene.feed(e.Spawned(10.2, mark("primary#2"), 9))
@@ -151,7 +160,7 @@ def test_a_planned_stop_leaves_none() -> None:
 def test_a_kill_waits_for_every_bundle_that_was_asked_for() -> None:
     """The answer to a snapshot must not pass for the answer to the dump before the kill."""
     scene = Scene(SOLO).serve()
-    scene.ask("snapshot")
+    scene.snapshot()
     scene.feed(e.LogRead(1.0, M, (finding("oom_runtime"),)))
     assert scene.engine().bundles == 2
     scene.feed(e.Dumped(2.0, M, "x", "folder"))
@@ -164,7 +173,7 @@ def test_a_kill_waits_for_every_bundle_that_was_asked_for() -> None:
 
 def test_a_bundle_that_never_comes_holds_the_kill_up_for_ten_seconds_at_most() -> None:
     scene = Scene(SOLO).serve()
-    scene.ask("snapshot")
+    scene.snapshot()
     scene.feed(e.LogRead(1.0, M, (finding("oom_runtime"),)))
     scene.at(11.0)
     assert scene.phase() is Phase.STOPPING
@@ -321,7 +330,7 @@ def test_what_the_gateway_said_of_a_death_is_told_once_there_is_an_incident() ->
     scene = Scene(SOLO).serve()
     scene.feed(e.Casualties(9.0, M, 3))
     scene.crash("primary", 10.0)
-    assert timeline(scene).count(("in flight", "3 requests in flight")) == 1
+    assert timeline(scene).count(("in flight", "requests in flight on primary#1: 3, of them already answering: 0")) == 1
 
 
 # -- pause
@@ -460,3 +469,69 @@ def test_every_sign_is_carried_out_by_name() -> None:
     assert c.Kill(M) in turn.flush()
 
 
+
+
+def test_a_page_is_taken_back_when_its_engine_is_held_no_longer() -> None:
+    scene = Scene(SOLO)
+    scene.crash("primary", 1.0, finding("bad_args", "no such flag"))
+    assert scene.world.incidents[0].paged_for == "primary"
+    scene.ask("restart", "primary")
+    assert (scene.world.incidents[0].page, scene.world.incidents[0].paged_for) == ("", "")
+
+
+# -- rates
+
+def oom_rate(scene: Scene) -> list[str]:
+    return [text for incident in scene.world.incidents for entry in incident.timeline
+            if (text := entry.text).startswith("oom_rate")]
+
+
+def test_more_ooms_of_a_service_than_allowed_within_five_minutes_are_said() -> None:
+    """Counted over both engines: the prompt that kills the primary kills its backup next."""
+    scene = Scene(plan()).serve()
+    scene.crash("primary", 10.0, finding("oom_runtime"))
+    scene.serve()
+    scene.crash("primary", 20.0, finding("oom_runtime"))
+    scene.serve("backup", 200)
+    assert oom_rate(scene) == []
+    scene.crash("backup", 30.0, finding("oom_runtime"))
+    assert oom_rate(scene) == ["oom_rate: out of memory 3 times within 300 s"]
+    assert scene.world.incidents[0].class_ == "oom_runtime"
+
+
+def test_ooms_that_are_far_apart_are_no_rate() -> None:
+    scene = Scene(SOLO).serve()
+    for at in (10.0, 300.0, 310.0):
+        scene.crash("primary", at, finding("oom_runtime"))
+        scene.at(at + 5)
+        scene.serve()
+    assert oom_rate(scene) == []
+
+
+def failing(scene: Scene, *ats: float) -> set[str]:
+    for at in ats:
+        scene.crash("primary", at)
+        scene.serve()
+        scene.at(at + 70)
+    return {entry.text for record in scene.all(c.Record) for entry in record.incident.timeline
+            if entry.text.startswith("crash_loop")}
+
+
+def test_failures_that_a_restart_does_not_cure_are_said_though_none_spends_the_budget() -> None:
+    scene = Scene(SOLO).serve()
+    assert failing(scene, 10_000.0, 20_000.0, 30_000.0) == set()
+    assert failing(scene, 40_000.0) == {"crash_loop: primary failed 4 times within a day; a restart does not cure it"}
+    assert len(scene.world.failed) == 4
+
+
+def test_failures_of_yesterday_are_history() -> None:
+    scene = Scene(SOLO).serve()
+    assert failing(scene, 10.0, 20_000.0, 30_000.0, DAY_S + 10.0) == set()
+
+
+def test_an_operators_restart_forgives_what_failed() -> None:
+    scene = Scene(SOLO).serve()
+    failing(scene, 10_000.0, 20_000.0, 30_000.0)
+    scene.now = 35_000.0
+    scene.ask("restart", "primary")
+    assert scene.world.failed == ()

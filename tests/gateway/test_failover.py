@@ -23,7 +23,8 @@ from tests.gateway.harness import (
     until,
 )
 
-from vllm_watchdog.gateway import relay
+from vllm_watchdog.gateway import waits
+from vllm_watchdog.gateway.last_words import of_status_s
 from vllm_watchdog.gateway.report import Casualty
 
 
@@ -80,6 +81,56 @@ def test_requests_wait_until_an_engine_serves() -> None:
                 client.close()
             assert [asked.body for asked in backend.asked] == [b"%d" % n for n in range(10)], "first in, first out"
             assert bench.gauge("gap_seconds_count") == 10
+
+    run(work())
+
+
+def words_of(bench: Bench) -> list[dict[str, Any]]:
+    """What the daemon is told from now on."""
+    heard: list[dict[str, Any]] = []
+    bench.gateway.follow.tell = lambda message: heard.append(dict(message))  # type: ignore[method-assign]
+    return heard
+
+
+def test_how_long_clients_waited_is_told_when_the_hold_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "settle_s", 0.2)
+
+    async def work() -> None:
+        backend = await Backend().start()
+        async with running() as bench:
+            heard = words_of(bench)
+            bench.serve(None, why="the primary starts")
+            clients = [await ask(bench, b"%d" % n) for n in range(3)]
+            await until(lambda: bench.gauge("holding") == 3, "all are held")
+            clients.pop().close()
+            await until(lambda: bench.gauge("holding") == 2, "one has left")
+            bench.serve(backend.serving())
+            for client in clients:
+                assert (await client.answer()).status == 200
+                client.close()
+            await until(lambda: bool(heard), "the daemon is told")
+            (told,) = heard
+            assert {key: told[key] for key in ("verb", "requests", "failed", "replayed")} == {
+                "verb": "waited", "requests": 2, "failed": 1, "replayed": 0}
+            assert told["longest_s"] >= told["median_s"] > 0
+
+    run(work())
+
+
+def test_who_waits_for_room_alone_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "settle_s", 0.0)
+
+    async def work() -> None:
+        backend = await Backend().start()
+        async with running() as bench:
+            heard = words_of(bench)
+            bench.serve(backend.serving(), max_concurrent=1)
+            clients = [await ask(bench, b"%d" % n) for n in range(4)]
+            for client in clients:
+                assert (await client.answer()).status == 200
+                client.close()
+            await asyncio.sleep(0.6)        # two sweeps
+            assert heard == []
 
     run(work())
 
@@ -253,7 +304,7 @@ def test_what_is_not_safe_to_repeat_is_sent_once() -> None:
 
 
 def test_an_error_of_an_engine_that_lives_passes_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(relay.last_words_s, 500, 0.4)
+    monkeypatch.setitem(of_status_s, 500, 0.4)
     raw = ok(b'{"error":"bug"}', "500 Internal Server Error")
 
     async def say(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:

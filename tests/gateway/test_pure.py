@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from vllm_watchdog.gateway import errors
 from vllm_watchdog.gateway.framing import Chunked, FramingError, Length, Unchunked, UntilClose
 from vllm_watchdog.gateway.heads import (
+    HEAD_LIMIT,
     BadHeadError,
     encode_request,
     encode_response,
@@ -19,9 +20,12 @@ from vllm_watchdog.gateway.heads import (
     path_of,
 )
 from vllm_watchdog.gateway.hold import Hold
+from vllm_watchdog.gateway.incoming import BadBodyError, Body, cut_head
+from vllm_watchdog.gateway.last_words import Answer, kept_limit
 from vllm_watchdog.gateway.quarantine import ENTRY_LIMIT, Present, Quarantine, Verdict, tokens_of
 from vllm_watchdog.gateway.report import Casualty, Metrics, casualties
 from vllm_watchdog.gateway.routes import Kind, Route, RouteError, Service, Target, kind_of, model_of, parse_route
+from vllm_watchdog.gateway.waits import Waits, kept
 
 # -- framing
 
@@ -116,6 +120,33 @@ def test_a_client_can_hide_neither_host_nor_length_behind_connection() -> None:
     assert encode_request(head, None) == b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
 
 
+def test_heads_that_differ_in_their_length_only_keep_their_own_length() -> None:
+    for length in (3, 40, 3, 0):
+        head = parse_request(b"POST /v1/x HTTP/1.1\r\nHost: x\r\ncontent-length:%d\r\nA: b\r\n\r\n" % length)
+        assert head.length == length
+        assert encode_request(head, b"") == b"POST /v1/x HTTP/1.1\r\nHost: x\r\nA: b\r\nContent-Length: %d\r\n\r\n" % length
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "Content-Length: 3\r\nContent-Length: 3",
+        "Content-Length: 3\r\ncontent-length:  5",
+        "Content-Length: 3\r\nContent-Length : 5",
+        "Content-Length:  3\r\nContent-Length: 5",
+        "Content-Length: 3\r\nTransfer-Encoding: chunked",
+        "Content-Length: 3, 3",
+        "Content-Length: +3",
+        "Content-Length: 99999999999999999999",
+        "A: b\nContent-Length: 3",
+        "Content-Length: 3\n",
+    ],
+)
+def test_a_length_that_could_be_read_in_two_ways_is_refused(lines: str) -> None:
+    with pytest.raises(BadHeadError):
+        parse_request(f"POST / HTTP/1.1\r\nHost: x\r\n{lines}\r\n\r\n".encode())
+
+
 @pytest.mark.parametrize(
     ("version", "connection", "stays"),
     [
@@ -146,6 +177,62 @@ def test_a_response_head_goes_on_unchanged_where_it_may() -> None:
     assert closed == b"HTTP/1.1 200 Very OK\r\nx-B: 1\r\ncontent-length: 3\r\nConnection: close\r\n\r\n"
     with pytest.raises(BadHeadError):
         parse_response(b"HTTP/2.0 200 OK\r\n\r\n")
+
+
+# -- a request on its way in
+
+
+def test_a_head_is_cut_off_when_it_is_whole() -> None:
+    whole = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
+    for end in range(len(whole)):
+        assert cut_head(whole[:end]) is None
+    found = cut_head(whole + b"GET /y")
+    assert found is not None and (found[0].path, found[1]) == ("/x", b"GET /y")
+
+
+@pytest.mark.parametrize(("noise", "status"), [(b"\x16\x03\x01", 400), (b"get / ", 400), (b"G" * (HEAD_LIMIT + 1), 431)])
+def test_what_can_not_become_a_head_is_refused_at_once(noise: bytes, status: int) -> None:
+    with pytest.raises(BadHeadError) as bad:
+        cut_head(noise)
+    assert bad.value.refusal.status == status
+
+
+def test_a_body_is_bounded_and_its_framing_checked() -> None:
+    body = Body(Chunked(), 10)
+    assert body.keep(b"3\r\nabc\r\n") == -1
+    assert body.keep(b"0\r\n\r\nrest") == 5
+    assert body.whole() == b"abc"
+    with pytest.raises(BadBodyError) as bad:
+        Body(Chunked(), 10).count(b"what?\r\n")
+    assert bad.value.refusal.status == 400
+    large = Body(Length(1 << 20), 10)
+    assert large.count(b"x" * (HEAD_LIMIT + 10)) == -1
+    with pytest.raises(BadBodyError) as bad:
+        large.count(b"x")
+    assert bad.value.refusal.status == 413
+
+
+def test_a_doubted_answer_is_kept_up_to_a_limit_and_given_once() -> None:
+    answer = Answer()
+    assert answer.keep(b"a" * kept_limit)
+    assert not answer.keep(b"b")
+    assert (len(answer.kept()), answer.kept()) == (kept_limit + 1, b"")
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b'data: {"error": 1}\n\n', True),
+        (b'1a\r\ndata:{"error":1}\n\n', True),
+        (b'1a\r\nevent: error\ndata: {"error":1}\n\n', True),
+        (b'data: {"id": "error"}\n\n', False),
+    ],
+)
+def test_an_error_event_is_known_in_a_stream_only(data: bytes, error: bool) -> None:
+    answer = Answer()
+    assert not answer.is_error_event(data)
+    answer.head = parse_response(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+    assert answer.is_error_event(data) is error
 
 
 # -- the route
@@ -348,6 +435,29 @@ def test_a_report_of_a_death_is_bounded_and_names_the_suspects_first() -> None:
     assert len(message["requests"]) == 64
     assert len(json.dumps(message)) < 32 << 10, "half of what the daemon reads"
     assert set(message["requests"][0]) == {"id", "bytes", "age_s", "begun", "hash", "tokens_estimated", "verdict"}
+
+
+def test_waits_are_told_once_when_they_have_settled() -> None:
+    waits = Waits()
+    assert waits.told("s", 100.0) is None
+    waits.answered(10.0, 58.2, replayed=True)
+    waits.answered(12.0, 58.0, replayed=False)
+    waits.failed()
+    waits.up_at = 57.9
+    assert waits.told("s", 58.5) is None
+    assert waits.told("s", 59.0) == {"verb": "waited", "service": "s", "requests": 2, "failed": 1, "replayed": 1,
+                                     "longest_s": 48.2, "median_s": 47.1}
+    assert waits.told("s", 99.0) is None
+
+
+def test_waits_that_all_failed_have_no_median_and_of_many_the_first_are_kept() -> None:
+    waits = Waits()
+    waits.failed()
+    assert waits.told("s", 1.0)["median_s"] == 0.0
+    for number in range(kept + 10):
+        waits.answered(0.0, float(number), replayed=False)
+    told = waits.told("s", 1.0)
+    assert (told["requests"], told["longest_s"], told["median_s"]) == (kept + 10, kept + 9, (kept - 1) / 2)
 
 
 def test_metrics_have_few_labels_whatever_an_engine_says() -> None:

@@ -27,10 +27,10 @@ def test_a_request_reaches_the_engine_byte_for_byte() -> None:
         assert (asked.method, asked.target, asked.body) == ("POST", "/v1/completions?a=%20b", body)
         assert asked.headers == [
             ("Host", "test"),
-            ("Content-Length", str(len(body))),
             ("X-Odd-CASE", "padded"),
             ("Authorization", "Bearer k"),
             ("Empty", ""),
+            ("Content-Length", str(len(body))),  # written again, last
         ]
 
     run(work())

@@ -153,7 +153,7 @@ class RealWatchdog(Watchdog):
         return self.post(name, body, timeout_s=timeout_s)
 
     def metric(self, name: str, series: str) -> float:
-        page = requests.get(self.url(name) + "/metrics", timeout=5).text
+        page = requests.get(self.url(name) + "/metrics", timeout=30).text
         lines = (line.split("{", 1) for line in page.splitlines() if line.startswith(series + "{"))
         return sum(float(rest.rsplit(" ", 1)[1]) for _, rest in lines)
 

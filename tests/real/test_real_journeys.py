@@ -14,7 +14,7 @@ from threading import Thread
 
 import pytest
 from tests.real.conftest import Figures
-from tests.real.rig import CONTEXT, HANG, RealWatchdog, Vllm, alive, crowd
+from tests.real.rig import CONTEXT, HANG, START_S, RealWatchdog, Vllm, alive, crowd
 from tests.system.harness import Doc, Receiver, free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -71,7 +71,7 @@ def untroubled(host: RealWatchdog) -> tuple[int, list[str]]:
 
 def calm(host: RealWatchdog) -> None:
     """Waits until the last incident is resolved: what breaks before that is a part of it."""
-    host.until(lambda: not (host.status() or {"incidents": [1]})["incidents"], "the incident does not end")
+    host.until(lambda: not (host.status() or {"incidents": [1]})["incidents"], "the incident does not end", START_S)
 
 
 def test_a_launch_reaches_ready_with_all_its_processes_known(host: RealWatchdog, figures: Figures) -> None:

@@ -19,7 +19,7 @@ model = "a model"
 port = 8100
 gpus = [0]
 api_key = "S3CRET"
-args = {{ max-num-seqs = 64, gpu-memory-utilization = 0.9, hf-token = "S3CRET" }}
+args = {{ max-num-seqs = 64, gpu-memory-utilization = 0.9, x-auth-token = "S3CRET" }}
 [engines.backup]
 backup_for = "primary"
 port = 8101
@@ -52,7 +52,7 @@ def test_a_good_file_shows_each_engines_full_command_line() -> None:
     for argv, port, seqs in zip(shown, ("8100", "8101"), ("64", "16"), strict=True):
         assert argv == [
             sys.executable, "-m", "vllm_watchdog.sim", "--model", "a model", "--host", "127.0.0.1", "--port", port,
-            "--max-num-seqs", seqs, "--gpu-memory-utilization", "0.9", "--hf-token", "********",
+            "--max-num-seqs", seqs, "--gpu-memory-utilization", "0.9", "--x-auth-token", "********",
         ]
     assert "engine backup, cold backup for primary: port 8101, GPU 0, log " in out
 
@@ -77,6 +77,16 @@ def test_no_secret_is_shown() -> None:
     assert "VLLM_API_KEY=********" in out
 
 
+def test_an_address_that_apprise_does_not_know_is_told_without_it() -> None:
+    assert run(GOOD + '[alerts.channels.team]\nurl = "nosuchthing://S3CRET"\n') == (
+        2, "", "alerts.channels.team.url: Apprise does not know this address, see https://appriseit.com/services\n")
+
+
+def test_the_kind_of_each_channel_is_shown() -> None:
+    _, out, _ = run(GOOD + '[alerts.channels.team]\nurl = "dingtalk://SECx@S3CRET"\n')
+    assert "alerts: oncall (webhook), team (dingtalk)" in out and "S3CRET" not in out
+
+
 def test_a_bad_file_is_told_line_by_line_on_stderr_with_status_2() -> None:
     status, out, err = run(GOOD.replace("8101", "8100").replace("0.85", "85"))
     assert (status, out) == (2, "")
@@ -96,3 +106,10 @@ def test_without_a_file_the_usual_places_are_named() -> None:
     err = StringIO()
     assert check(None, StringIO(), err) == 2
     assert err.getvalue().startswith("config.toml: not there, nor is /etc/llm-watchdog/config.toml")
+
+
+def test_a_variable_that_nearly_is_a_key_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLM_WATCHDOG_GATEWAY_LISTEN", "127.0.0.1:8000")
+    status, out, _ = run(GOOD)
+    assert status == 0
+    assert "warning: LLM_WATCHDOG_GATEWAY_LISTEN is not read, did you mean LLM_WATCHDOG_GATEWAY__LISTEN?\n" in out

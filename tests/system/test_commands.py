@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.system.conftest import Make
-from tests.system.harness import Watchdog, engine
+from tests.system.harness import Watchdog, command, engine
 
 from vllm_watchdog.tell.journal import files
 
@@ -66,19 +67,37 @@ def test_status_of_a_host_with_an_open_incident_is_1(host: Watchdog) -> None:
 def test_incidents_lists_them_and_shows_one_whole(host: Watchdog) -> None:
     row = host.until(lambda: host.incident("one"), "no incident")
     listed = host.cli("incidents")
-    assert listed.code == 0 and row["id"] in listed.out and "oom_runtime" in listed.out
+    line = next(line for line in listed.out.splitlines() if row["id"] in line)
+    assert listed.code == 0 and "GPU out of memory while serving" in line and "open" in line
     one = host.cli("incidents", row["id"])
-    assert one.code == 0 and "timeline" in one.out and "CUDA out of memory" in one.out
+    assert one.code == 0 and one.out.startswith("GPU out of memory while serving: one\n")
+    assert one.out.index("What to change") < one.out.index("CUDA out of memory") < one.out.index("Timeline")
     assert str(host.logs / "incidents" / row["id"]) in one.out
     assert json.loads(host.cli("incidents", "--json").out)[0]["id"] == row["id"]
     missing = host.cli("incidents", "nope")
     assert missing.code == 2 and "no incident 'nope'" in missing.err
+    before = command("--config", str(host.config), "incidents")
+    assert before.code == 0 and row["id"] in before.out
+
+
+def test_an_incident_of_another_version_is_one_sentence(host: Watchdog, tmp_path: Path) -> None:
+    history = tmp_path / "history.db"
+    with sqlite3.connect(host.logs / "history.db") as db:
+        db.execute("VACUUM INTO ?", (str(history),))
+    with sqlite3.connect(history) as db:
+        db.execute("""UPDATE incidents SET json = '{"_": "Incident", "of_the_future": 1}'""")
+        (id_,) = db.execute("SELECT id FROM incidents").fetchone()
+    db.close()
+    (tmp_path / "config.toml").write_text(host.config.read_text().replace(str(host.logs), str(tmp_path)))
+    said = command("incidents", id_, "--config", str(tmp_path / "config.toml"))
+    assert said.code == 1 and "written by another version" in said.err
 
 
 def test_events_are_the_journal_in_words(host: Watchdog) -> None:
     said = host.cli("events", "-n", "100")
     assert said.code == 0
-    assert "engine.phase engine=one#1 was=loading now=serving because=well" in said.out
+    assert "one#1: loading -> serving (well)" in said.out
+    assert {line["say"] for line in map(json.loads, host.cli("events", "-n", "9", "--json").out.splitlines())}
     assert said.out.splitlines()[0].startswith("20")
     assert len(host.cli("events", "-n", "3").out.splitlines()) == 3
 
@@ -95,7 +114,7 @@ def test_events_can_be_followed(host: Watchdog) -> None:
             host.ask("resume")
             with suppress(BlockingIOError):
                 seen += os.read(pipe, 65536)
-            return seen.count(b"operator.asked verb=resume") > 1       # the first may be the newest line of before
+            return seen.count(b"an operator asked: resume") > 1       # the first may be the newest line of before
 
         try:
             host.until(followed, "nothing followed")
@@ -140,4 +159,4 @@ def test_without_a_daemon_status_is_4_and_the_history_is_still_told(make: Make) 
     assert watchdog.stop() == 0
     assert watchdog.cli("incidents").out == "no incidents\n", "a clean stop is no incident"
     assert watchdog.cli("restart", "one").code == 4
-    assert "daemon.stopping by=SIGTERM" in watchdog.cli("events", "-n", "100").out
+    assert "the watchdog stops (SIGTERM)" in watchdog.cli("events", "-n", "100").out

@@ -102,12 +102,22 @@ def test_a_killed_engine_costs_clients_a_pause_and_no_error(make: Make, tmp_path
         os.kill(first["pid"], signal.SIGKILL)
         clients.more(host)
         host.serving("primary" if standby == "cold" else "backup")
+        if standby == "cold":
+            row = host.until(lambda: waited(host), "the incident does not say how long clients waited")
+            (wait, *_) = row["incident"]["waits"]
+            assert wait["requests"] > 0 and wait["longest_s"] >= wait["median_s"] > 0
+            assert "requests waited in the gateway" in host.cli("incidents", row["id"]).out
     assert set(clients.answers) == {"200"}, clients.answers
     def told() -> bool:
         row = host.incident("primary")
         return row is not None and any(entry["what"] == "in flight" for entry in row["incident"]["timeline"])
 
     host.until(lambda: told() or None, "the incident does not say who was in flight")
+
+
+def waited(host: Watchdog) -> Doc | None:
+    row = host.incident("primary")
+    return row if row and row["incident"]["waits"] else None
 
 
 def test_an_operators_restart_costs_clients_a_pause_and_blames_nobody(make: Make, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_the_incident_folder_holds_what_the_night_shift_needs(host: Watchdog) ->
     head, *rows = (folder / "samples.csv").read_text("utf-8").splitlines()
     assert head.startswith("time,engine,generation,phase,rss_bytes") and any(",oom,1," in row for row in rows)
     told = [json.loads(line) for line in (folder / "timeline.jsonl").read_text("utf-8").splitlines()]
-    assert told[0]["what"] == "opened" and any(entry["what"] == "action" for entry in told)
+    assert told[0]["what"] == "opened" and any(entry["what"] == "started" for entry in told)
 
 
 def test_a_killed_engine_core_is_noticed_and_replaced(host: Watchdog) -> None:

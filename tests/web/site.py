@@ -46,7 +46,8 @@ class Story(Scene):
         for engine in document["engines"]:
             engine["profile"] = {"model": "m", "max-num-seqs": 64}
         return document | {
-            "pid": 1, "alerts": [{"name": "oncall", "waiting": 2, "delivered_wall": None, "failing": "HTTP 500"}],
+            "pid": 1, "alerts": [{"name": "oncall", "waiting": 2, "delivered_wall": None, "failing": "HTTP 500",
+                                    "failing_since_wall": 5.0}],
             "totals": told(self.totals, self.world.wall_offset),
             "daemon": {"version": "0", "host": "h", "started": 1.0, "lag_s": 0.001, "queues": {"inbox": 0},
                        "lost": {"journal": 0}, "alerts": {"failed": 3}, "log_dir": "/logs", "operable": True},

@@ -30,6 +30,7 @@ from vllm_watchdog.config_sections import (
     Hang,
     Levels,
     Restart,
+    Retention,
 )
 from vllm_watchdog.config_sources import (
     Path_,
@@ -39,17 +40,22 @@ from vllm_watchdog.config_sources import (
     from_credentials,
     from_environment,
     from_file,
+    strangers,
 )
 from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Standby, Thresholds
 from vllm_watchdog.gateway_plan import MIB, GatewayPlan
 from vllm_watchdog.launch import UNSET, Arg, Launch, command_line, environment, most_at_once, served_names
 
-__all__ = ["ConfigError", "Launch", "Settings", "load"]
+__all__ = ["ConfigError", "Launch", "Settings", "load", "misspelt"]
 
 ROUTE_FILE = "route.json"       # in state_dir: the daemon writes it, the gateway reads it
 DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}        # without it vLLM has no /sleep and no /wake_up
 PROFILE = ("max-model-len", "max-num-seqs", "max-num-batched-tokens", "gpu-memory-utilization", "tensor-parallel-size",
            "quantization", "kv-cache-dtype", "enforce-eager")
+SIZING_FLAGS = frozenset({
+    "api-server-count", "cpu-offload-gb", "enable-chunked-prefill", "gpu-memory-utilization", "kv-cache-dtype",
+    "max-model-len", "max-num-batched-tokens", "max-num-seqs", "swap-space",
+})
 SEARCHED = (Path("config.toml"), Path("/etc/llm-watchdog/config.toml"))
 
 
@@ -63,6 +69,7 @@ class Settings(BaseSettings):
     restart: Restart = Restart()
     failover: Failover = Failover()
     evidence: Evidence = Evidence()
+    retention: Retention = Retention()
     alerts: Alerts = Alerts()
     gateway: Gateway = Gateway()
 
@@ -83,7 +90,9 @@ class Settings(BaseSettings):
             engines=engines,
             thresholds=self._thresholds(engines),
             failover=FailoverPlan(self.failover.after_failures, self.failover.failback, self.failover.stable_s),
+            planned=self.restart.planned,
             sample_s=self.daemon.sample_s,
+            remind_s=self.alerts.remind_s,
             bundle_interval_s=self.evidence.min_interval_s,
             seed=seed,
         )
@@ -107,7 +116,7 @@ class Settings(BaseSettings):
         )
         args = _set(engine.args)
         return EnginePlan(name, engine.port, engine.gpus, share_of(args), engine.backup_for, engine.standby, limits,
-                          most_at_once(args))
+                          most_at_once(args), _sizing(args))
 
     def profile(self, name: str) -> dict[str, Any]:
         """What tells one engine's setting from another's: its model, and those of PROFILE that its args give."""
@@ -128,6 +137,11 @@ class Settings(BaseSettings):
             kv_cache_after_s=asked.kv_cache_after_s,
             rss_bytes=None if asked.rss_gib is None else int(asked.rss_gib * GIB),
             rss_slope_mib_per_min=asked.rss_slope_mib_per_min,
+            leak_within_s=asked.leak_within_s,
+            preemptions_per_min=asked.preemptions_per_min,
+            engine_down_s=asked.engine_down_s,
+            oom_rate=asked.oom_rate,
+            crash_loop=asked.crash_loop,
             disk_free_bytes=int(asked.disk_free_gib * GIB),
         )
 
@@ -169,6 +183,11 @@ class Settings(BaseSettings):
         return tuple(f"{'.'.join(map(str, path))}: {what}" for path, what in config_checks.doubts(self))
 
 
+def _sizing(args: Mapping[str, Arg]) -> tuple[tuple[str, str], ...]:
+    """The flags that advice may name; no other, since one might hold a secret."""
+    return tuple((name, str(value)) for name, value in args.items() if name in SIZING_FLAGS and not isinstance(value, list))
+
+
 def _set(args: Mapping[str, Arg]) -> dict[str, Arg]:
     return {name: value for name, value in args.items() if value != UNSET}
 
@@ -199,6 +218,11 @@ def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> S
     if not found and not any(source.tree for source in sources):
         raise ConfigError([f"{origin}: not there, nor is {SEARCHED[1]}, expected one of them, or --config PATH"])
     return _checked(sources)
+
+
+def misspelt(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """A sentence for each variable that looks like a key and is not read."""
+    return tuple(strangers(environ, tuple(Settings.model_fields)))
 
 
 def _first() -> Path | None:

@@ -12,11 +12,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm_watchdog import config_channels
 from vllm_watchdog.config_levels import card_shares
 from vllm_watchdog.config_problems import near
 from vllm_watchdog.config_sources import Path_
 from vllm_watchdog.core.plan import Standby
-from vllm_watchdog.launch import unknown_flags
+from vllm_watchdog.launch import holds_password, unknown_flags
 
 if TYPE_CHECKING:
     from vllm_watchdog.config import Settings
@@ -28,6 +29,7 @@ SOCKET_BYTES = 107      # the kernel's limit for the path of a Unix socket
 # Flags that the watchdog passes itself, or that would hide the engine from its probes.
 RESERVED_ARGS = {
     "api-key": "can be read by every user of the host, expected engines.{name}.api_key",
+    "hf-token": "can be read by every user of the host, expected engines.{name}.env.HF_TOKEN",
     "host": "passed by the watchdog, expected engines.{name}.host",
     "model": "passed by the watchdog, expected engines.{name}.model",
     "model-tag": "passed by the watchdog, expected engines.{name}.model",
@@ -50,7 +52,7 @@ def problems(settings: Settings) -> Found:
     for name in settings.engines:
         yield from chain(_missing(settings, name), _backup(settings, name), _standby(settings, name))
         yield from chain(_reserved(settings, name), _command(settings, name), _cards(settings, name))
-    yield from chain(_ports(settings), _ordered(settings), _folders(settings))
+    yield from chain(_ports(settings), _ordered(settings), _folders(settings), config_channels.wrong(settings.alerts))
 
 
 def _missing(settings: Settings, name: str) -> Found:
@@ -195,6 +197,8 @@ def _doubtful_flags(settings: Settings, name: str) -> Found:
     engine, own = settings.engine(name), settings.engines[name]
     for word in unknown_flags(settings.launches()[name].argv):
         yield ("engines", name), word
+    if holds_password(settings.launches()[name].argv):
+        yield ("engines", name, "args"), "holds a URL with a password, which every user of the host can read in ps"
     for key in own.args:
         if key in DOUBTFUL_ARGS and own.args[key] is not False:
             yield ("engines", name, "args", key), DOUBTFUL_ARGS[key]

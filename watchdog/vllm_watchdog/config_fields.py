@@ -9,10 +9,10 @@ import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, SecretStr
 
+from vllm_watchdog.config_channels import channel_url, minutes, template
 from vllm_watchdog.config_sources import Text
 from vllm_watchdog.launch import Arg
 
@@ -82,14 +82,13 @@ def _share_or_auto(value: object) -> float | Literal["auto"]:
     return float(value)
 
 
-def _web_address(value: SecretStr) -> SecretStr:
-    try:
-        parts = urlsplit(value.get_secret_value())
-        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        fits = False
-    if not fits or not value.get_secret_value().isprintable() or " " in value.get_secret_value():
-        raise ValueError("not a web address, expected https://… or http://…")
+def _channel_url(value: SecretStr) -> SecretStr:
+    channel_url(value.get_secret_value())
+    return value
+
+
+def _hours(value: str) -> str:
+    minutes(value)
     return value
 
 
@@ -140,7 +139,9 @@ Page = Annotated[str, AfterValidator(_page)]
 Token = Annotated[SecretStr, AfterValidator(_token)]
 Line = Annotated[str, AfterValidator(_plain)]
 Secret = Annotated[SecretStr, Field(min_length=1), AfterValidator(_secret_line)]
-Url = Annotated[SecretStr, AfterValidator(_web_address)]
+Url = Annotated[SecretStr, AfterValidator(_channel_url)]
+Hours = Annotated[str, AfterValidator(_hours)]
+Words = Annotated[str, Field(max_length=2000), AfterValidator(template)]
 Level = Annotated[float | Literal["auto"], PlainValidator(_share_or_auto)]
 
 

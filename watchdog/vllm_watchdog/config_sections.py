@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from vllm_watchdog.config_channels import Kind
 from vllm_watchdog.config_fields import (
     DAY_S,
     OFF,
@@ -21,6 +22,7 @@ from vllm_watchdog.config_fields import (
     Env,
     Folder,
     Gib,
+    Hours,
     Level,
     Line,
     Listen,
@@ -36,8 +38,10 @@ from vllm_watchdog.config_fields import (
     Share,
     Token,
     Url,
+    Words,
 )
-from vllm_watchdog.core.plan import Failback, FailoverPlan, Limits, Plan, Standby, Thresholds
+from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.plan import Failback, FailoverPlan, Limits, Plan, Planned, Standby, Thresholds
 from vllm_watchdog.gateway_plan import MIB, GatewayPlan
 
 GATE = GatewayPlan(host="", port=0, control=Path(), route_file=Path())
@@ -99,6 +103,11 @@ class Levels(Section):
     kv_cache_after_s: Seconds = LEVELS.kv_cache_after_s
     rss_gib: Gib | None = None
     rss_slope_mib_per_min: Annotated[float, READ, Number, Field(le=1 << 20)] | None = LEVELS.rss_slope_mib_per_min
+    leak_within_s: Annotated[float, READ, Field(strict=True, ge=0, le=DAY_S)] = LEVELS.leak_within_s
+    preemptions_per_min: Annotated[float, READ, Number, Field(le=1e6)] = LEVELS.preemptions_per_min
+    engine_down_s: Seconds = LEVELS.engine_down_s
+    oom_rate: Count = LEVELS.oom_rate
+    crash_loop: Count = LEVELS.crash_loop
     disk_free_gib: Gib = LEVELS.disk_free_bytes / GIB
 
 
@@ -115,6 +124,7 @@ class Restart(Section):
     backoff_max_s: Seconds = LIMITS.backoff_max_s
     budget: Count = LIMITS.budget
     window_s: Annotated[float, READ, Number, Field(le=7 * DAY_S)] = LIMITS.window_s
+    planned: Planned = PLAN.planned
 
 
 class Failover(Section):
@@ -128,6 +138,13 @@ class Evidence(Section):
     min_interval_s: Seconds = PLAN.bundle_interval_s
     max_bundles: Annotated[int, READ, Field(strict=True, ge=1, le=10_000)] = 100
     max_gib: Gib = 2
+
+
+class Retention(Section):
+    """How long what we write is kept.  Bundles have limits of their own in `[evidence]`."""
+
+    days: Annotated[float, READ, Field(strict=True, ge=1, le=3650)] = 30
+    journal_gib: Gib = 1
 
 
 class Gateway(Section):
@@ -153,12 +170,23 @@ class Gateway(Section):
 
 
 class Channel(Section):
-    type: Literal["webhook"] = "webhook"
+    type: Kind | None = None            # None: by the address
     url: Url
-    timeout_s: Annotated[float, READ, Number, Field(le=120)] = 10
+    secret: Secret | None = None
     headers: dict[Plain, Secret] = Field(default_factory=dict)
+    timeout_s: Annotated[float, READ, Number, Field(le=120)] = 10
+    min_severity: Urgency = Urgency.WARNING
+    quiet_hours: Hours | None = None
+    max_per_hour: Count = 30
+
+
+class Templates(Section):
+    title: Words = ""
+    text: Words = ""
 
 
 class Alerts(Section):
     language: Literal["en", "zh", "both"] = "en"
+    remind_s: Annotated[float, READ, Field(strict=True, ge=0, le=7 * DAY_S, allow_inf_nan=False)] = PLAN.remind_s
+    templates: Templates = Templates()
     channels: dict[Name, Channel] = Field(default_factory=dict)

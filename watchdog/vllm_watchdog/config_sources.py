@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,20 @@ def from_environment(environ: Mapping[str, str], sections: Sequence[str]) -> Tre
             continue
         _put(tree, _cased(key.split("__")), _section(value) if "__" not in key else Text(value))
     return tree
+
+
+def strangers(environ: Mapping[str, str], sections: Sequence[str]) -> Iterator[str]:
+    """Variables of our prefix that are not read, where a key is nearly meant: `LLM_WATCHDOG_GATEWAY_LISTEN`."""
+    for name in sorted(environ):
+        key = name.removeprefix(PREFIX)
+        first, _, rest = key.lower().partition("_")
+        if key == name or "__" in key or key.lower() in sections or key.startswith("MARK"):      # an engine's mark
+            continue
+        near = get_close_matches(first, sections, n=1, cutoff=0.75)
+        if near and rest:
+            yield f"{name} is not read, did you mean {PREFIX}{near[0].upper()}__{rest.upper()}?"
+        elif near:
+            yield f"{name} is not read, did you mean {PREFIX}{near[0].upper()} (a whole section in JSON)?"
 
 
 def _cased(parts: list[str]) -> Iterator[str]:

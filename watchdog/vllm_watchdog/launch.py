@@ -15,28 +15,16 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from vllm_watchdog.core.remedies import REMOVED_FLAGS
+
 Scalar = bool | int | float | str
 Arg = Scalar | list[object] | dict[str, object]
 
 UNSET = "unset"     # as the value of an arg: leave the flag out, although the primary has it
 MASK = "********"
+USER = re.compile(r"://[^@/\s]+@")        # of a URL
 SECRET_WORDS = {"apikey", "auth", "credential", "credentials", "key", "passwd", "password", "secret", "token"}
 
-# Flags of the newest vLLM's past, with what took their place.  Source: the argument parsers of 15 releases up to 0.33.
-REMOVED_FLAGS = {
-    "disable-frontend-multiprocessing": "last in 0.8.5; leave it out",
-    "disable-log-requests": "gone by 0.18.1; requests are not logged unless --enable-log-requests asks for it",
-    "device": "last in 0.8.5; the platform is found by itself",
-    "enable-flash-attn": "never a flag of vLLM; --attention-backend chooses the backend",
-    "engine-use-ray": "last in 0.5.4; use --distributed-executor-backend ray",
-    "guided-decoding-backend": "last in 0.11.2; use --structured-outputs-config.backend",
-    "max-seq-len-to-capture": "last in 0.8.5; use --max-cudagraph-capture-size",
-    "num-scheduler-steps": "last in 0.8.5; leave it out",
-    "preemption-mode": "last in 0.8.5; leave it out",
-    "swap-space": "last in 0.16; leave it out, or use --kv-offloading-size",
-    "use-v2-block-manager": "last in 0.8.5; leave it out",
-    "worker-use-ray": "last in 0.6.6; use --distributed-executor-backend ray",
-}
 APPENDED = frozenset({"--middleware"})    # vLLM's only flag that is repeated; its list flags take all values at once
 REMOVED_MODULES = {"vllm.entrypoints.api_server": "gone by 0.28; use vllm serve"}
 
@@ -131,7 +119,7 @@ def unknown_flags(argv: Iterable[str]) -> tuple[str, ...]:
     for word in argv:
         flag = word.split("=", 1)[0].removeprefix("--").removeprefix("no-").replace("_", "-")
         if word.startswith("--") and flag in REMOVED_FLAGS:
-            said.append(f"--{flag} is no flag of newer vLLM versions: {REMOVED_FLAGS[flag]}")
+            said.append(f"--{flag} is no flag of newer vLLM versions: {REMOVED_FLAGS[flag].en}")
         elif word in REMOVED_MODULES:
             said.append(f"{word} is no module of newer vLLM versions: {REMOVED_MODULES[word]}")
     return tuple(said)
@@ -145,17 +133,26 @@ def masked(argv: Sequence[str]) -> str:
         flag, is_pair, _ = word.partition("=")
         if word.startswith("--"):
             hide = secret_name(flag) and not is_pair
-            words.append(f"{flag}={MASK}" if is_pair and secret_name(flag) else word)
+            words.append(f"{flag}={MASK}" if is_pair and secret_name(flag) else _without_user(word))
         else:
-            words.append(MASK if hide else word)
+            words.append(MASK if hide else _without_user(word))
             hide = False
     return " ".join(word if MASK in word else shlex.quote(word) for word in words)
 
 
 def masked_env(env: Iterable[tuple[str, str]]) -> str:
     """Variables as a shell takes them; also hides the password of a URL such as a proxy's."""
-    shown = ((name, re.sub(r"://[^@/\s]+@", f"://{MASK}@", value)) for name, value in env)
+    shown = ((name, _without_user(value)) for name, value in env)
     return " ".join(f"{name}={MASK if secret_name(name) else shlex.quote(value)}" for name, value in shown)
+
+
+def _without_user(text: str) -> str:
+    return USER.sub(f"://{MASK}@", text)
+
+
+def holds_password(argv: Iterable[str]) -> bool:
+    """Is there a URL with user and password in a command line, which every user of the host can read?"""
+    return any(":" in match[0].removeprefix("://") for word in argv for match in USER.finditer(word))
 
 
 def secret_name(name: str) -> bool:

@@ -8,6 +8,7 @@ without parts, never a crash.  The loop's call starts one thread and returns.
 from __future__ import annotations
 
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -34,7 +35,8 @@ Takings = queue.SimpleQueue[tuple[str, str | Exception]]  # a part's name with i
 
 
 class Evidence:
-    """`launches` by engine name; `parts` is given only by tests."""
+    """`launches` by engine name; no bundle is written with less than `floor_bytes` free; the folders of
+    `open_incidents` stay; `parts` is given only by tests."""
 
     def __init__(
         self,
@@ -45,9 +47,12 @@ class Evidence:
         clock: Callable[[], float],
         instance: str,
         parts: tuple[Part, ...] = PARTS,
+        floor_bytes: int = 0,
+        open_incidents: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._incidents, self._launches, self._post, self._clock = incidents, launches, post, clock
         self._limits, self._instance, self._parts = limits, instance, parts
+        self._floor_bytes, self._open_incidents = floor_bytes, open_incidents
         self._capture = Capture()
         self._folders = threading.Lock()
         self._writing: list[str] = []  # incidents into whose folders a bundle is being written
@@ -78,6 +83,9 @@ class Evidence:
         secrets = secrets_of(launch) if launch else ()
         # Before the disk is touched, which may be slow.
         takings = self._take(Scene(dump, context, launch, self._instance, self._capture), secrets)
+        if low := self._low_disk():
+            self._tell(dump, "", [f"everything: {low}"])
+            return
         try:
             folder = self._open(dump.incident)
         except OSError as error:
@@ -93,6 +101,15 @@ class Evidence:
         self._tell(dump, str(folder), missing)
         self._close(dump.incident)
 
+    def _low_disk(self) -> str:
+        """Why no bundle is written: what is left of the disk is for the journal and the engines' logs."""
+        try:
+            free = shutil.disk_usage(self._incidents.parent).free
+        except OSError:
+            return ""               # opening the folder will say it better
+        low = free < self._floor_bytes
+        return f"{free / GIB:.2f} GiB free on the log disk, bundles stop under {self._floor_bytes / GIB:.2f}" if low else ""
+
     def _open(self, incident: str) -> Path:
         with self._folders:
             folder = bundle.open_folder(self._incidents, incident, NAMES, incident in self._writing)
@@ -103,7 +120,7 @@ class Evidence:
         with self._folders:
             self._writing.remove(incident)
             try:
-                keep = frozenset((incident, *self._writing))
+                keep = frozenset((incident, *self._writing)) | self._open_incidents()
                 bundle.prune(self._incidents, self._limits.max_bundles, int(self._limits.max_gib * GIB), keep)
             except OSError:
                 return  # a folder that can't be removed now is tried again after the next bundle

@@ -2,8 +2,8 @@
 
 One thread an engine sleeps in `poll` over three things: commands (in order), the pidfd of the leader (so that `Exited`
 is posted within a millisecond of the death), and the pidfds of what a `Kill` has struck.  The loop's calls only
-enqueue.  The thread blocks on fork and exec alone; it never waits for a process.  Must never signal what is not
-surely ours, and never start a generation while a process of another one of the same engine lives.
+enqueue.  The thread blocks on fork and exec, and on a full disk while room is made; it never waits for a process.  Must
+never signal what is not surely ours, and never start a generation while a process of another one of the same engine lives.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def become_subreaper() -> None:
 
 
 class Hands:
-    """The hands of one engine.  `index` is given only by tests that need a fake `/proc`."""
+    """The hands of one engine.  `make_room` frees some bytes of the log disk, and may block on it; `index` is given only by
+    tests that need a fake `/proc`."""
 
     def __init__(
         self,
@@ -49,10 +50,11 @@ class Hands:
         index: MarkIndex | None = None,
         group_after_s: float = GROUP_AFTER_S,
         tidy_s: float = TIDY_S,
+        make_room: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._launch, self._instance, self._post, self._clock = launch, instance, post, clock
         self._index = index or MarkIndex(instance)
-        self._group_after_s, self._tidy_s = group_after_s, tidy_s
+        self._group_after_s, self._tidy_s, self._make_room = group_after_s, tidy_s, make_room
         self._inbox: queue.Queue[Spawn | Adopt | Term | Kill] = queue.Queue(BACKLOG)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
@@ -137,12 +139,12 @@ class Hands:
         try:
             self._refuse_a_double()
             self._refuse_a_taken_port()
-            leader = spawn(self._launch, mark, self._instance)
+            leader = spawn(self._launch, mark, self._instance, self._make_room)
         except RefusedError as refused:
             self._post(SpawnFailed(self._clock(), mark, refused.class_, str(refused)))
             return
         self._hold(leader)
-        self._post(Spawned(self._clock(), mark, leader.who.pid))
+        self._post(Spawned(self._clock(), mark, leader.who.pid, leader.lost_log))
 
     def _refuse_a_double(self) -> None:
         for mark, members in self._index.marked().items():

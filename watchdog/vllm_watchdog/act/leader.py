@@ -7,10 +7,11 @@ It is never waited for: `spawn` blocks as long as fork and exec do (milliseconds
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from vllm_watchdog.core.readings import Mark
@@ -24,6 +25,9 @@ OURS_ALONE = frozenset((
     "CREDENTIALS_DIRECTORY", "STATE_DIRECTORY", "RUNTIME_DIRECTORY", "LOGS_DIRECTORY", "CACHE_DIRECTORY",
     "CONFIGURATION_DIRECTORY",
 ))
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
+LOG_ROOM = 16 << 20     # with less, the engine's own prints would fail soon, and a progress bar that can't print ends a load
+ROOM = 256 << 20        # asked for, so that it lasts for some hours of logs
 OUR_PREFIX, SIM_PREFIX = "LLM_WATCHDOG_", "LLM_WATCHDOG_SIM_"
 
 
@@ -38,8 +42,9 @@ class RefusedError(Exception):
 class Leader:
     """One leader, alive or dead, until `release`.  For one thread."""
 
-    def __init__(self, mark: Mark, who: ProcId, fd: int) -> None:
+    def __init__(self, mark: Mark, who: ProcId, fd: int, lost_log: str = "") -> None:
         self.mark, self.who, self.fd = mark, who, fd
+        self.lost_log = lost_log    # why its output goes nowhere; empty: it goes to its log
 
     def code(self) -> int | None:
         """Exit code as in subprocess (negative: signal).  None: still alive, or not our child."""
@@ -74,9 +79,12 @@ class Leader:
         return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
-def spawn(launch: Launch, mark: Mark, instance: str) -> Leader:
-    """Starts the engine in a session and process group of its own.  Raises RefusedError."""
-    log = _open_log(launch, mark)
+def spawn(launch: Launch, mark: Mark, instance: str, make_room: Callable[[int], None]) -> Leader:
+    """Starts the engine in a session and process group of its own.  Raises RefusedError.
+
+    A full disk costs the log, never the service: `make_room` is asked for some bytes, and then it runs without one.
+    """
+    log, lost_log = _open_log(launch, mark, make_room)
     try:
         child = subprocess.Popen(
             launch.argv,
@@ -95,7 +103,7 @@ def spawn(launch: Launch, mark: Mark, instance: str) -> Leader:
     who = identify(child.pid)
     if who is None:  # an unreaped child of ours always has a stat
         raise RuntimeError(f"no /proc entry for our own child {child.pid}")
-    return Leader(mark, who, os.pidfd_open(child.pid))
+    return Leader(mark, who, os.pidfd_open(child.pid), lost_log)
 
 
 def adopt(mark: Mark, pid: int, index: MarkIndex) -> Leader | None:
@@ -117,19 +125,37 @@ def _ours(name: str) -> bool:
     return name in OURS_ALONE or (name.startswith(OUR_PREFIX) and not name.startswith(SIM_PREFIX))
 
 
-def _open_log(launch: Launch, mark: Mark) -> int:
-    """The log, with a line that says where this generation begins: which also proves that the disk takes writes."""
+def _open_log(launch: Launch, mark: Mark, make_room: Callable[[int], None]) -> tuple[int, str]:
+    """The log, or /dev/null and why.  Raises RefusedError where it is not room that the log lacks."""
+    try:
+        return _begin_log(launch, mark), ""
+    except OSError as error:
+        if error.errno not in FULL:
+            raise RefusedError(f"cannot open the log {launch.log_path}: {error.strerror}") from None
+    make_room(ROOM)
+    try:
+        return _begin_log(launch, mark), ""
+    except OSError as error:
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), f"{launch.log_path}: {error.strerror}"
+
+
+def _begin_log(launch: Launch, mark: Mark) -> int:
+    """Begins with a line that says where this generation starts: which also proves that the disk takes writes."""
     line = f"\n# llm-watchdog: {mark} starts at {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}\n"
+    log = os.open(launch.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
-        log = os.open(launch.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except OSError as error:
-        raise RefusedError(f"cannot open the log {launch.log_path}: {error.strerror}") from None
-    try:
+        _want_room(log)
         os.write(log, line.encode())
-    except OSError as error:
+    except OSError:
         os.close(log)
-        raise RefusedError(f"cannot write to the log {launch.log_path}: {error.strerror}") from None
+        raise
     return log
+
+
+def _want_room(fd: int) -> None:
+    disk = os.fstatvfs(fd)
+    if disk.f_bavail * disk.f_frsize < LOG_ROOM:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _why(error: OSError, launch: Launch) -> str:

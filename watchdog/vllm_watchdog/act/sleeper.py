@@ -1,14 +1,16 @@
 """Puts a standby to sleep and wakes it, over vLLM's developer endpoints on loopback.
 
-Level 1: weights to host memory, the KV cache dropped.  A wake is believed when a token has come: an engine that answers
-/wake_up may be half mapped.  Each order runs in a thread of its own, for the deadline it was given at most, and answers
-by an event; it never raises.
+Level 1: weights to host memory, the KV cache dropped.  What runs may finish first (vLLM's default mode cuts it short, with
+a 200), and what comes to an engine on its way to sleep waits for the wake: so the gateway is given time to follow the
+route.  A wake is believed when a token has come: an engine that answers /wake_up may be half mapped.  Each order runs in a
+thread of its own, for the deadline it was given at most, and answers by an event; it never raises.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 
 from vllm_watchdog.core.commands import Sleep, Wake
@@ -17,6 +19,7 @@ from vllm_watchdog.exchange import Exchange, RefusedError, SilentError, TooLongE
 from vllm_watchdog.launch import Launch
 
 BODY_CAP = 1 << 20
+followed_s = 0.2    # the gateway follows within 0.05
 
 
 class Sleeper:
@@ -32,7 +35,8 @@ class Sleeper:
 
     def _sleep(self, order: Sleep | Wake) -> None:
         began = self._clock()
-        why = self._call("/sleep?level=1", order.deadline_s, b"")
+        time.sleep(min(followed_s, order.deadline_s / 2))
+        why = self._call("/sleep?level=1&mode=wait", began + order.deadline_s - self._clock(), b"")
         self._post(Slept(self._clock(), order.mark, why, self._clock() - began))
 
     def _wake(self, order: Sleep | Wake) -> None:

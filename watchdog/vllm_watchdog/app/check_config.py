@@ -1,6 +1,6 @@
 """`llm-watchdog check-config`: what would be started, in full, or everything that is wrong.
 
-Starts nothing, creates nothing; blocks only on reading the configuration.
+Starts no engine, creates nothing; blocks only on reading the configuration, and on Apprise looking at its addresses.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from vllm_watchdog.config import ConfigError, Launch, Settings, load
+from vllm_watchdog.app.channels import unusable
+from vllm_watchdog.config import ConfigError, Launch, Settings, load, misspelt
+from vllm_watchdog.config_channels import address
 from vllm_watchdog.config_levels import card_shares
 from vllm_watchdog.core.lowering import limit
 from vllm_watchdog.core.plan import Plan
@@ -25,6 +27,9 @@ def check(path: Path | None, out: TextIO, err: TextIO) -> int:
     except ConfigError as error:
         print(*error.problems, sep="\n", file=err)
         return BAD
+    if refused := unusable(settings):
+        print(*(f"alerts.channels.{name}.url: {why}" for name, why in refused.items()), sep="\n", file=err)
+        return BAD
     print(*_lines(settings), sep="\n", file=out)
     return OK
 
@@ -35,9 +40,10 @@ def _lines(settings: Settings) -> Iterator[str]:
         yield from _engine(settings, name, launch)
     yield from _thresholds(plan)
     yield from _lowering(plan)
-    yield f"alerts: {', '.join(settings.alerts.channels) or 'no channel, nobody is told'}"
+    told = (f"{name} ({address(channel).kind})" for name, channel in settings.alerts.channels.items())
+    yield f"alerts: {', '.join(told) or 'no channel, nobody is told'}"
     yield f"state in {settings.daemon.state_dir}, logs in {settings.daemon.log_dir}"
-    yield from (f"warning: {line}" for line in settings.warnings())
+    yield from (f"warning: {line}" for line in (*settings.warnings(), *misspelt()))
 
 
 def _engine(settings: Settings, name: str, launch: Launch) -> Iterator[str]:
@@ -64,6 +70,8 @@ def _thresholds(plan: Plan) -> Iterator[str]:
         )
     yield f"growth over the level {levels.warm_up_s:g} s after ready: warn at {levels.vram_growth:g} of a card"
     yield f"KV cache: warn over {levels.kv_cache:g} for {levels.kv_cache_after_s:g} s"
+    if levels.leak_within_s:
+        yield f"a leak: warn when its limit would be met within {levels.leak_within_s / 3600:g} h"
     if levels.rss_bytes is not None:
         yield f"RSS of an engine: warn at {levels.rss_bytes / 2**30:g} GiB"
     if levels.rss_slope_mib_per_min is not None:

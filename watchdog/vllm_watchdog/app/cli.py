@@ -55,6 +55,10 @@ def _run(options: argparse.Namespace) -> int:
 
     settings = _settings(options)
     from vllm_watchdog.app.daemon import Daemon
+    from vllm_watchdog.config import misspelt
+
+    for line in misspelt():
+        print(f"warning: {line}", file=sys.stderr)
 
     try:
         return Daemon(settings).run()
@@ -152,35 +156,47 @@ def _incidents(options: argparse.Namespace) -> int:
     import json
 
     from vllm_watchdog.app import show
+    from vllm_watchdog.core.schema import CODEC
     from vllm_watchdog.tell.history import HistoryError, Reader
 
     settings = _settings(options)
     reader = Reader(settings.daemon.log_dir / "history.db")
-    folder = settings.daemon.log_dir / "incidents"
     try:
         found: Any = reader.incident(options.id) if options.id else reader.incidents(options.limit)
     except HistoryError as error:
         return fail(str(error), 1)
     if options.id and found is None:
-        return fail(f"no incident {options.id!r}; `llm-watchdog incidents` lists them")
+        return fail(f"no incident {options.id!r}, or more than one begins so; `llm-watchdog incidents` lists them")
     if options.json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
+    elif not options.id:
+        print(show.incidents(found, settings.alerts.language))
     else:
-        print(show.incident(found, folder) if options.id else show.incidents(found))
+        try:
+            incident = CODEC.decode(found["incident"])
+        except ValueError as error:
+            return fail(f"{found['id']}: written by another version of llm-watchdog ({error}); --json shows it as it is", 1)
+        print(show.incident(incident, settings.daemon.log_dir / "incidents", settings.alerts.language))
     return 0
 
 
 def _events(options: argparse.Namespace) -> int:
-    from vllm_watchdog.app.daemon import worded
+    import json
+
+    from vllm_watchdog.app import show
     from vllm_watchdog.tell.client import Unreachable, stream
     from vllm_watchdog.tell.journal import files, read
 
     settings = _settings(options)
     folder = settings.daemon.log_dir / "journal"
+
+    def told(line: dict[str, Any]) -> str:
+        return json.dumps(line, ensure_ascii=False) if options.json else show.event(line, settings.alerts.language)
+
     try:
         said = (line for path in files(folder)[-2:] for line in read(path) if "say" in line)
         for line in deque(said, maxlen=options.lines):
-            print(worded(line))
+            print(told(line))
     except OSError as error:
         print(f"{folder}: {error.strerror}: expected the journal, which the daemon writes", file=sys.stderr)
         if not options.follow:
@@ -189,7 +205,7 @@ def _events(options: argparse.Namespace) -> int:
         return 0
     try:
         for line in stream(settings.daemon.socket, {"verb": "events"}):
-            print(worded(line), flush=True)
+            print(told(line), flush=True)
     except Unreachable as error:
         return fail(str(error), 4)
     return 0
@@ -229,8 +245,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"llm-watchdog {__version__}")
     sub = parser.add_subparsers(required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--config", type=Path, metavar="PATH",
-                        help="default: ./config.toml, then /etc/llm-watchdog/config.toml")
+    for place, default in ((parser, None), (common, argparse.SUPPRESS)):    # left out after a command it overrides nothing
+        place.add_argument("--config", type=Path, metavar="PATH", default=default,
+                           help="default: ./config.toml, then /etc/llm-watchdog/config.toml")
 
     def add(name: str, command: Command, text: str, configured: bool = True) -> argparse.ArgumentParser:
         one = sub.add_parser(name, help=text, description=text, parents=[common] if configured else [])
@@ -250,7 +267,9 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--limit", type=_count, default=20, metavar="N")
     logs = add("logs", _logs, "an engine's log with the findings marked")
     logs.add_argument("engine")
-    for one in (logs, add("events", _events, "the journal in words")):
+    events = add("events", _events, "the journal in words")
+    events.add_argument("--json", action="store_true", help="its lines as they are")
+    for one in (logs, events):
         one.add_argument("-f", "--follow", action="store_true")
         one.add_argument("-n", "--lines", type=_count, default=50, metavar="N")
     snapshot = add("snapshot", _operate, "write an evidence bundle now")

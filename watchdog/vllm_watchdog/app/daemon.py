@@ -23,14 +23,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 from vllm_watchdog import __version__
 from vllm_watchdog.act.evidence import Context, Evidence
 from vllm_watchdog.act.hands import Hands, become_subreaper
+from vllm_watchdog.act.retention import DAY_S, Retention
 from vllm_watchdog.act.sleeper import Sleeper
 from vllm_watchdog.act.survey import survey
 from vllm_watchdog.app import channels
 from vllm_watchdog.app.clock import Sampling
 from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
+from vllm_watchdog.app.recall import recalled
 from vllm_watchdog.app.route import route
 from vllm_watchdog.app.samples import Sampler
+from vllm_watchdog.app.show import worded
 from vllm_watchdog.config import ROUTE_FILE, Settings
+from vllm_watchdog.config_sections import GIB
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core.events import Booted, Event, HostSampled, StopAsked
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
@@ -61,6 +65,8 @@ if TYPE_CHECKING:
 
 HEALTH_TIMEOUT_S = 5.0      # a server with a thousand new requests was seen to need seconds for /health
 GPU_SILENT_PERIODS = 3
+EVIDENCE_FLOOR = 0.25       # of disk_free_gib: what is left then is for the journal and the engines' logs
+WRITTEN_S = 5.0             # the state waits this long for the alerts that it owes to be on disk
 EX_SOFTWARE = 70            # sysexits.h
 LEAVE_S = 5.0               # to write the last lines down when everything has stopped
 
@@ -116,19 +122,24 @@ class Daemon:
     def _tell(self) -> None:
         daemon = self.settings.daemon
         self.notifier = Notifier.from_environ(os.environ)
-        self.journal: Journal = self._part(Journal(daemon.log_dir / "journal", time.monotonic, time.time, tap=self._tap))
-        self.store: Store = self._part(Store(daemon.state_dir / "state.json", time.monotonic, self.say))
+        self.journal: Journal = self._part(Journal(
+            daemon.log_dir / "journal", time.monotonic, time.time, tap=self._tap,
+            total_bytes=int(self.settings.retention.journal_gib * GIB)))
         self.route: Store = self._part(Store(daemon.state_dir / ROUTE_FILE, time.monotonic, self.say))
-        self.history: History = self._part(History(daemon.log_dir / "history.db", time.monotonic, time.time, self.say))
+        retention = self.settings.retention
+        self.history: History = self._part(History(
+            daemon.log_dir / "history.db", time.monotonic, time.time, self.say, keep_s=retention.days * DAY_S))
         self.samples: Samples = self._part(Samples(self.history.do))
         self.outbox: Outbox = self._part(Outbox(
-            channels.webhooks(self.settings), Ledger(self.history), channels.writer(self.settings).payload,
+            channels.channels(self.settings), Ledger(self.history), channels.writer(self.settings),
             time.monotonic, time.time, self.say))
-        self.pages: Pages = self._part(Pages(self._incidents_dir, time.monotonic, self.say))
-        reader = Reader(daemon.log_dir / "history.db")
+        self.pages: Pages = self._part(Pages(self._incidents_dir, time.monotonic, self.say, os.uname().nodename))
+        self.store: Store = self._part(Store(
+            daemon.state_dir / "state.json", time.monotonic, self.say, first=lambda: self.outbox.written(WRITTEN_S)))
+        self.reader = reader = Reader(daemon.log_dir / "history.db")
         self.control: Control = self._part(Control(
             daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
-            self._hear_casualties, lambda: self.samples.recent(time.time())))
+            self._hear, lambda: self.samples.recent(time.time())))
         self.web: Web | None = None
         if daemon.port:
             from vllm_watchdog.app import page  # `llm-watchdog events` need not wait for a web server
@@ -154,12 +165,21 @@ class Daemon:
 
     def _act(self) -> None:
         post, clock = self.inbox.put, time.monotonic
+        settings = self.settings
+        self.retention: Retention = self._part(Retention(
+            settings.daemon.log_dir, settings.retention.days, time.time, self._open_incidents, self.say))
         self.hands: dict[str, Hands] = {
-            name: self._part(Hands(launch, self.instance, post, clock)) for name, launch in self.launches.items()
+            name: self._part(Hands(launch, self.instance, post, clock, make_room=self.retention.make_room))
+            for name, launch in self.launches.items()
         }
         self.sleepers = {name: Sleeper(launch, post, clock) for name, launch in self.launches.items()}
         self.evidence: Evidence = self._part(
-            Evidence(self._incidents_dir, self.launches, self.settings.evidence, post, clock, self.instance))
+            Evidence(self._incidents_dir, self.launches, settings.evidence, post, clock, self.instance,
+                     floor_bytes=int(settings.thresholds.disk_free_gib * GIB * EVIDENCE_FLOOR),
+                     open_incidents=self._open_incidents))
+
+    def _open_incidents(self) -> frozenset[str]:
+        return frozenset(incident.id for incident in self.world.incidents)
 
     @property
     def _incidents_dir(self) -> Path:
@@ -174,7 +194,7 @@ class Daemon:
         lock = Lock.acquire(daemon.state_dir / "lock")
         try:
             become_subreaper()
-            memory = load(daemon.state_dir / "state.json", time.time(), self.say)
+            memory = recalled(load(daemon.state_dir / "state.json", time.time(), self.say), self.reader, self.say)
             booted = Booted(
                 at=time.monotonic(), plan=self.settings.plan(host_seed()), wall_offset=time.time() - time.monotonic(),
                 boot_id=boot_id(), memory=memory, survivors=survey(self.instance),
@@ -227,17 +247,26 @@ class Daemon:
             self._status = status
             self.notifier.status(status)
 
-    def _hear_casualties(self, said: dict[str, Any]) -> None:
-        """Raises ValueError for what is no list of casualties."""
+    def _hear(self, said: dict[str, Any]) -> None:
+        """The gateway's words.  Raises ValueError for what can't be read."""
+        if said["verb"] == "waited":
+            service = said.get("service")
+            wait = {key: value for key, value in said.items() if key not in ("verb", "service")}
+            event = {"_": "Waited", "at": time.monotonic(), "service": service, "wait": {"_": "Wait"} | wait}
+            self.inbox.put(CODEC.decode(event))
+        else:
+            self.inbox.put(self._casualties(said))
+
+    def _casualties(self, said: dict[str, Any]) -> Event:
         requests = said.get("requests")
         if not isinstance(requests, list) or not all(isinstance(each, dict) for each in requests):
             raise ValueError("requests: expected a list of objects")
-        event = CODEC.decode({
+        event: Event = CODEC.decode({
             "_": "Casualties", "at": time.monotonic(), "in_flight": said.get("in_flight"),
             "mark": {"_": "Mark", "engine": said.get("engine"), "generation": said.get("generation")},
             "requests": [{"_": "InFlight"} | each for each in requests],
         })
-        self.inbox.put(event)
+        return event
 
     def report(self) -> dict[str, Any]:
         """The status document: page, API, metrics and command line show this and nothing else."""
@@ -262,7 +291,7 @@ class Daemon:
 
     def _record(self, command: c.Record) -> None:
         self.history.record(command.incident)
-        self.pages.write(command.incident)
+        self.pages.write(command.incident, self.sampler.points(command.incident.engine))
 
     def _spawn(self, command: c.Spawn) -> None:
         self.tails[command.mark.engine].follow(command.mark, from_start_of_file=False)
@@ -331,17 +360,5 @@ class Daemon:
 
 def print_line(line: dict[str, Any]) -> None:
     """`2026-11-29T14:41:57.123Z engine.phase engine=primary#2 was=loading now=serving`"""
-    sys.stderr.write(worded(line) + "\n")
+    sys.stderr.write(worded({"wall": iso(time.time())} | line) + "\n")
     sys.stderr.flush()
-
-
-def worded(line: dict[str, Any]) -> str:
-    """A journal line in words, with its fields in order."""
-    left_out = ("wall", "at", "say", "decided")
-    fields = " ".join(f"{key}={_quoted(value)}" for key, value in line.items() if key not in left_out)
-    return f"{line.get('wall') or iso(time.time())} {line['say']} {fields}".rstrip()
-
-
-def _quoted(value: object) -> str:
-    text = str(value)
-    return json.dumps(text, ensure_ascii=False) if " " in text or "=" in text or '"' in text else text

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from vllm_watchdog.core.policy import HAS_CHILD
 from vllm_watchdog.core.readings import Gpu, Metrics, Unknown
 from vllm_watchdog.core.world import Engine, World
+from vllm_watchdog.tell.plot import Point
 from vllm_watchdog.tell.samples import Sample
 
 KEPT = 600 * 4      # ten minutes of one row a second and engine, for four engines
@@ -22,6 +23,7 @@ class Sampler:
 
     def __init__(self) -> None:
         self._rows: deque[tuple[str, ...]] = deque(maxlen=KEPT)
+        self._points: deque[tuple[str, Point]] = deque(maxlen=KEPT)
         self._counted: dict[str, tuple[int, float, float]] = {}     # engine: generation, wall, tokens
 
     def take(self, world: World) -> list[Sample]:
@@ -34,8 +36,15 @@ class Sampler:
                 known = (sample.figures.get(name) for name in FIGURES)
                 texts = ("" if figure is None else f"{figure:.10g}" for figure in known)
                 self._rows.append((f"{wall:.3f}", engine.name, str(engine.generation), engine.phase.value, *texts))
+                point = Point(wall, _cards(world, engine), engine.tree.rss_bytes if engine.tree else None,
+                              sample.figures.get("kv_usage"))
+                self._points.append((engine.name, point))
                 samples.append(sample)
         return samples
+
+    def points(self, engine: str) -> tuple[Point, ...]:
+        """For the plot of an incident: memory around one engine, oldest first."""
+        return tuple(point for name, point in self._points if name == engine)
 
     def rows(self) -> tuple[str, ...]:
         """Lines of CSV, the heading first."""
@@ -63,6 +72,12 @@ class Sampler:
         if generation != engine.generation or wall <= then or tokens < before:
             return None
         return round((tokens - before) / (wall - then), 2)
+
+
+def _cards(world: World, engine: Engine) -> tuple[tuple[int, int], ...]:
+    """What is in use of the engine's cards, by whomever."""
+    gpus = () if isinstance(world.gpus, Unknown) else world.gpus
+    return tuple((gpu.index, gpu.used_bytes) for gpu in gpus if gpu.index in engine.plan.gpus or not engine.plan.gpus)
 
 
 def _card(gpu: Gpu, wall: float) -> Sample:

@@ -2,45 +2,102 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unicodedata import east_asian_width
+
+from vllm_watchdog.core import phrases as p
+from vllm_watchdog.core import story
+from vllm_watchdog.core.catalog import CATALOG, Text
+from vllm_watchdog.core.incidents import Incident, Urgency
+from vllm_watchdog.tell import page
+
+LABEL = 14          # columns of the widest label of a fact
+PROOF = 240         # characters of a proving line; the page has all of it
 
 
-def incidents(rows: Sequence[dict[str, Any]]) -> str:
+def incidents(rows: Sequence[dict[str, Any]], language: str = "en") -> str:
     """The history, newest first."""
     if not rows:
         return "no incidents"
-    return "\n".join(table(("OPENED", "LASTED", "URGENCY", "ENGINE", "CAUSE", "ID"), (
-        (_when(row["wall_opened"]), _lasted(row), row["urgency"], row["engine"], row["class"], row["id"])
+    return "\n".join(table(("WHEN", "LASTED", "STATE", "ENGINE", "WHAT", "ID"), (
+        (_when(row["wall_opened"]), _lasted(row), _state(row), row["engine"], _title(row["class"], language), row["id"])
         for row in rows
     )))
 
 
-def incident(row: dict[str, Any], folder: Path) -> str:
-    """One incident: what, when, the lines that prove it, what was done, where the evidence lies."""
-    whole = row["incident"]
-    lines = [
-        row["id"],
-        f"  cause     {row['class']}: {whole['text']}",
-        f"  engine    {row['engine']}, generation {whole['generation']}",
-        f"  opened    {_when(row['wall_opened'])}",
-        f"  resolved  {_when(row['wall_resolved'])} ({_lasted(row)})",
-    ]
-    offset = whole["wall_opened"] - whole["opened_at"]
-    lines += ["", "timeline"]
-    lines += [f"  {_clock(entry['at'] + offset)}  {entry['what']:<9} {entry['text']}" for entry in whole["timeline"]]
-    if whole["findings"]:
-        lines += ["", "log lines that prove it", *(f"  {finding['text']}" for finding in whole["findings"])]
-    return "\n".join([*lines, "", f"evidence  {folder / row['id']}"])
+def _state(row: dict[str, Any]) -> str:
+    if row["class"] == "snapshot":
+        return "-"
+    if row["wall_resolved"] is not None:
+        return "resolved"
+    return "A HUMAN IS NEEDED" if row["urgency"] == Urgency.PAGE else "open"
+
+
+def _title(class_: str, language: str) -> str:
+    return CATALOG[class_].title.of(language) if class_ in CATALOG else class_
+
+
+def incident(told: Incident, folder: Path, language: str = "en") -> str:
+    """One incident as its page tells it: what, how it stands, what to do first; the timeline at the end."""
+    def said(text: Text) -> str:
+        return text.of(language)
+
+    lines = [said(story.heading(told)), said(story.state(told)), ""]
+    if advice := story.advice(told):
+        lines += [said(p.HEADINGS["todo"]), *(f"  {number}. {said(text)}" for number, text in enumerate(advice, 1)), ""]
+    lines += [f"  {_padded(said(label), LABEL)} {text}" for label, text in page.facts(told, language)]
+    if proof := story.proof(told):
+        lines += ["", said(p.HEADINGS["proof"]), *(f"  {line[:PROOF]}" for line in proof)]
+    if told.flights:
+        lines += ["", said(p.HEADINGS["flight"]), *(f"  {said(story.flight_of(each))}" for each in told.flights)]
+    if rows := story.memory(told.levels):
+        cells = [[cell.of(language) for cell in row] for row in rows]
+        lines += ["", said(p.HEADINGS["memory"]), *(f"  {line}" for line in table(cells[0], cells[1:]))]
+    if steps := story.actions(told):
+        lines += ["", said(p.HEADINGS["done"]), *(f"  {story.clock(told, step.at)} {said(step.text)}" for step in steps)]
+    lines += ["", f"{said(p.HEADINGS['files'])}: {folder / told.id}", "", said(p.HEADINGS["timeline"])]
+    lines += [f"  {_clock(story.wall(told, entry.at))}  {entry.what:<9} {entry.text}" for entry in told.timeline]
+    return "\n".join(lines)
+
+
+def event(line: dict[str, Any], language: str = "en") -> str:
+    """A line of the journal in words: its time, then a sentence; its fields where no sentence is known."""
+    words = p.worded(line["say"], line)
+    if words is not None:
+        return f"{line.get('wall', '')} {words.of(language)}".lstrip()
+    return worded(line)
+
+
+def worded(line: dict[str, Any]) -> str:
+    """A journal line with its fields in order: `2026-11-29T14:41:57.123Z engine.phase engine=primary#2 now=serving`."""
+    left_out = ("wall", "at", "say", "decided")
+    fields = " ".join(f"{key}={_quoted(value)}" for key, value in line.items() if key not in left_out)
+    return f"{line.get('wall', '')} {line['say']} {fields}".strip()
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if " " in text or "=" in text or '"' in text else text
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Columns as wide as their widest cell."""
     all_rows = [head, *rows]
-    widths = [max(len(row[column]) for row in all_rows) for column in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in all_rows]
+    widths = [max(_width(row[column]) for row in all_rows) for column in range(len(head))]
+    return ["  ".join(_padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in all_rows]
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal: a Chinese character takes two."""
+    return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - _width(text))
 
 
 def _when(wall: float | None) -> str:

@@ -115,6 +115,11 @@ def _notes(engine: Doc, at: float) -> Iterator[Text]:
         yield Text(f"  {engine['name']}: {engine['cause']}: {engine['why']}", "yellow")
     if engine["next_try"]:
         yield Text(f"  {engine['name']}: the next try is at {when(engine['next_try'])}")
+    for growth in engine["growth"]:
+        if growth["leaks"] or growth["eta_s"] is not None:
+            mostly = f", {growth['who']}" if growth["who"] else ""
+            leak = "LEAK: " if growth["leaks"] else ""
+            yield Text(f"  {engine['name']}: {leak}{growth['what']} grows by {growth['text']}{mostly}", "yellow")
     if engine["probe"] != "ok":
         yield Text(f"  {engine['name']}: a one-token request proves nothing: {engine['probe']}", "yellow")
 
@@ -155,7 +160,7 @@ def _host(host: Doc) -> Text:
 def _channel(channel: Doc) -> Text:
     delivered = when(channel["delivered_wall"]) if channel["delivered_wall"] else "nothing yet"
     waiting = f"; {channel['waiting']} waiting" if channel["waiting"] else ""
-    failing = f": {channel['failing']}" if channel["failing"] else ""
+    failing = f"; FAILING since {when(channel['failing_since_wall'])}: {channel['failing']}" if channel["failing"] else ""
     return Text(f"alerts to {channel['name']}: last delivered {delivered}{waiting}{failing}", "yellow" if failing else "")
 
 

@@ -11,13 +11,14 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from vllm_watchdog.core import boot, events, liveness, operate
+from vllm_watchdog.core import boot, events, incidents, liveness, operate, story
 from vllm_watchdog.core.commands import Command
 from vllm_watchdog.core.follow import JUDGED, follow
-from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.incidents import REQUESTS_KEPT, Ended, Flight, Urgency
 from vllm_watchdog.core.logs import kernel_read, log_read
 from vllm_watchdog.core.policy import ALIVE, Phase, Sign
 from vllm_watchdog.core.readings import Health, Mark, Unknown
+from vllm_watchdog.core.renew import renew
 from vllm_watchdog.core.sampled import gpus_sampled, host_sampled, watch_metrics
 from vllm_watchdog.core.turn import Turn
 from vllm_watchdog.core.world import Engine, World
@@ -29,6 +30,7 @@ def advance(world: World, event: events.Event) -> tuple[World, tuple[Command, ..
     """Pure: the same world and event give the same answer, whenever and wherever."""
     turn = Turn(world, event.at)
     HANDLERS[type(event)](turn, event)
+    renew(turn)
     follow(turn)
     commands = turn.flush()
     return turn.world, commands
@@ -53,6 +55,8 @@ def _stop_asked(turn: Turn, event: events.StopAsked) -> None:
     turn.say("daemon.stopping", by=event.by)
     kill_s = max((engine.plan.limits.kill_s for engine in turn.world.engines), default=0.0)
     turn.world = replace(turn.world, stopping=True, strays_until=turn.at + kill_s)
+    for incident in turn.world.incidents:
+        turn.note(incident.service, "left", "the watchdog was stopped; the incident goes on when it starts again")
     for engine in turn.world.engines:
         turn.sign(engine.name, Sign.UNWANT)
 
@@ -61,6 +65,9 @@ def _spawned(turn: Turn, event: events.Spawned) -> None:
     if engine := _current(turn, event.mark):
         turn.change(engine.name, pid=event.pid, active_at=event.at)
         turn.say("engine.spawned", engine=event.mark, pid=event.pid)
+        if event.lost_log:
+            text = f"{event.mark} runs without a log, its output is lost: {event.lost_log}"
+            turn.symptom(engine.name, "log_lost", Urgency.WARNING, text)
         turn.sign(engine.name, Sign.SPAWNED)
 
 
@@ -76,7 +83,10 @@ def _exited(turn: Turn, event: events.Exited) -> None:
     if engine := _current(turn, event.mark):
         turn.say("engine.exited", engine=event.mark, code=event.code, phase=engine.phase)
         turn.note(engine.name, "exited", f"{event.mark} exited with code {event.code}")
-        turn.change(engine.name, exit_code=event.code)
+        ours = engine.phase in (Phase.STOPPING, Phase.KILLING)
+        ended = Ended(str(event.mark), event.code, ours)
+        turn.change(engine.name, exit_code=event.code, ended=ended)
+        turn.amend(engine.name, lambda incident: replace(incident, ended=ended))
         turn.sign(engine.name, Sign.EXIT)
 
 
@@ -85,7 +95,8 @@ def _emptied(turn: Turn, event: events.Emptied) -> None:
     turn.say("engine.emptied", engine=event.mark, killed=", ".join(map(str, event.killed)))
     if engine := _current(turn, event.mark):
         if event.killed:
-            turn.note(engine.name, "reaped", f"orphans ended: {', '.join(map(str, event.killed))}")
+            killed = ", ".join(map(str, event.killed))
+            turn.note(engine.name, "reaped", f"orphans ended: {killed}", killed=killed)
         turn.sign(engine.name, Sign.EMPTY)
 
 
@@ -93,11 +104,17 @@ def _dumped(turn: Turn, event: events.Dumped) -> None:
     turn.say("evidence.done", incident=event.incident, folder=event.folder, missing=", ".join(event.missing))
     for incident in turn.world.incidents:
         if incident.id == event.incident:
-            turn.note(incident.service, "evidence", event.folder + "".join(f"; without {part}" for part in event.missing))
+            missing = "".join(f"; without {part}" for part in event.missing)
+            if event.folder:
+                turn.note(incident.service, "evidence", event.folder + missing, folder=event.folder)
+            else:
+                turn.note(incident.service, "no evidence", "none" + missing)
             incident = turn.world.incident(incident.service) or incident
-            turn.world = turn.world.with_incident(replace(incident, evidence=(*incident.evidence, event.folder)))
+            if event.folder:
+                turn.world = turn.world.with_incident(replace(incident, evidence=(*incident.evidence, event.folder)))
     if event.mark and (engine := _current(turn, event.mark)):
         turn.bundled(engine.name)
+    operate.written(turn, event)
 
 
 def _probed(turn: Turn, event: events.Probed) -> None:
@@ -126,7 +143,7 @@ def _answers(turn: Turn, engine: Engine, event: events.Probed) -> None:
         pulse = replace(engine.pulse, since=event.at)
         turn.change(engine.name, ready_at=event.at, pulse=pulse)
         turn.say("engine.ready", engine=engine.mark, after_s=f"{event.at - engine.spawned_at:.1f}")
-        turn.note(engine.name, "ready", f"{engine.mark} serves")
+        turn.note(engine.name, "ready", f"{engine.mark} serves", engine=str(engine.mark))
         turn.sign(engine.name, Sign.WELL)
 
 
@@ -154,7 +171,8 @@ def _woke(turn: Turn, event: events.Woke) -> None:
             turn.fault(engine.name, "wake_failed", event.why)
         else:
             turn.change(engine.name, pulse=liveness.Pulse(since=event.at))
-            turn.note(engine.name, "ready", f"{event.mark} is awake, after {event.took_s:.2f} s")
+            turn.note(engine.name, "ready", f"{event.mark} is awake, after {event.took_s:.2f} s",
+                      engine=str(event.mark))
             turn.sign(engine.name, Sign.WOKE)
 
 
@@ -167,18 +185,23 @@ def _scraped(turn: Turn, event: events.Scraped) -> None:
 
 def _casualties(turn: Turn, event: events.Casualties) -> None:
     """Which requests were there: told in the incident, or kept until there is one."""
-    longest = max(event.requests, key=lambda request: request.bytes, default=None)
-    text = f"{event.in_flight} requests in flight"
-    if longest:
-        state = "answering" if longest.begun else "not begun"
-        text += (f"; the longest {longest.bytes} bytes (about {longest.tokens_estimated} tokens), {longest.age_s:.1f} s "
-                 f"old, {state}, {longest.verdict}, content {longest.hash[:12]}")
-    turn.say("gateway.casualties", engine=event.mark, text=text)
+    largest = sorted(event.requests, key=lambda request: -request.bytes)[:REQUESTS_KEPT]
+    flight = Flight(str(event.mark), event.in_flight, sum(each.begun for each in event.requests), tuple(largest))
+    turn.say("gateway.casualties", engine=event.mark, text=story.flight_of(flight).en)
     if engine := _current(turn, event.mark):
         if turn.world.incident(turn.service_of(engine.name)):
-            turn.note(engine.name, "in flight", text)
+            turn.flown(engine.name, flight)
         else:
-            turn.change(engine.name, in_flight=text)
+            turn.change(engine.name, in_flight=flight)
+
+
+def _waited(turn: Turn, event: events.Waited) -> None:
+    """How long clients waited; of no incident where an operator, or the first start, let them wait."""
+    text = story.wait_of(event.wait).en
+    turn.say("gateway.waited", service=event.service, text=text)
+    if event.service in {service.name for service in turn.world.services}:
+        turn.amend(event.service, lambda incident: incidents.waited(incident, event.wait))
+        turn.note(event.service, "waited", text)
 
 
 HANDLERS: dict[type[events.Event], Callable[[Turn, Any], None]] = {
@@ -201,5 +224,6 @@ HANDLERS: dict[type[events.Event], Callable[[Turn, Any], None]] = {
     events.LogRead: log_read,
     events.KernelRead: kernel_read,
     events.Casualties: _casualties,
+    events.Waited: _waited,
     events.Asked: operate.asked,
 }

@@ -42,8 +42,7 @@ def booted(turn: Turn, event: Booted) -> None:
     )
     turn.say("daemon.started", engines=len(event.plan.engines), survivors=len(event.survivors), same_boot=same_boot)
     _forget(turn)
-    asleep = {Mark(engine.name, engine.generation) for engine in memory.engines if engine.asleep}
-    _take_over(turn, event, running, asleep)
+    _take_over(turn, event, running, {Mark(engine.name, engine.generation): engine for engine in memory.engines})
     if same_boot:
         served = [engine.name for engine in memory.engines if engine.served]
         _missed(turn, [name for name in served if name in running and running[name] is None])
@@ -78,10 +77,7 @@ def _forget(turn: Turn) -> None:
 def _rebased(incident: Incident, event: Booted) -> Incident:
     """After a reboot the monotonic clock began anew: the wall clock says how long ago it was."""
     by = (incident.wall_opened - event.wall_offset) - incident.opened_at
-    return replace(
-        incident, opened_at=incident.opened_at + by, touched_at=event.at,
-        timeline=tuple(replace(entry, at=entry.at + by) for entry in incident.timeline),
-    )
+    return incidents.shifted(incident, by, event.at)
 
 
 def _leader(engine: Engine, survivors: tuple[Survivor, ...]) -> Survivor | None:
@@ -98,7 +94,7 @@ def _engine(plan: EnginePlan, known: EngineMemory | None, same_boot: bool, event
         return engine
     held = bool(known.held)
     life = State(phase=Phase.HELD if held else Phase.STOPPED, failures=known.failures, doom=known.held)
-    return replace(engine, life=life, cause=known.held, why=known.why)
+    return replace(engine, life=life, cause=known.held, why=known.why, renewed_at=known.renewed_at)
 
 
 def _services(event: Booted, memory: Memory, running: dict[str, Survivor | None]) -> list[Service]:
@@ -113,19 +109,24 @@ def _services(event: Booted, memory: Memory, running: dict[str, Survivor | None]
         standby = event.plan.engine(backup).standby if backup else Standby.COLD
         service = Service(primary.name, backup, standby, side, since=event.at)
         if memory.boot_id == event.boot_id:
+            served = any(engine.served for engine in memory.engines if engine.name == service.wanted)
             service = replace(service, turned_at=before.turned_at, patience=before.patience,
+                              excused_until=-inf if served else inf,     # only a first start is excused
                               lowering=before.lowering if side is Side.PRIMARY else Lowering())
         services.append(service)
     return services
 
 
-def _take_over(turn: Turn, event: Booted, running: dict[str, Survivor | None], asleep: set[Mark]) -> None:
+def _take_over(turn: Turn, event: Booted, running: dict[str, Survivor | None], known: dict[Mark, EngineMemory]) -> None:
     """Adopt the newest generation of each engine; what else carries our mark must be gone before anything starts."""
     adopted: set[Mark] = set()
     for name, survivor in running.items():
         if survivor is not None:
             adopted.add(survivor.mark)
-            _adopt(turn, name, survivor, survivor.mark in asleep)
+            before = known.get(survivor.mark)
+            _adopt(turn, name, survivor, before is not None and before.asleep)
+            if before is not None and before.served:
+                turn.change(name, ready_at=turn.at)     # it keeps the route while its first probe is out
     strays = sorted({survivor.mark for survivor in event.survivors} - adopted, key=str)
     turn.world = replace(turn.world, strays=tuple(strays))
     for mark in strays:
@@ -142,7 +143,7 @@ def _adopt(turn: Turn, name: str, survivor: Survivor, asleep: bool) -> None:
     left = max(engine.plan.limits.load_s - survivor.age_s, engine.plan.limits.suspect_s)
     phase = Phase.SERVING if asleep else Phase.LOADING
     life = State(phase=phase, wanted=True, deadline=turn.at + left, failures=engine.life.failures)
-    turn.change(name, life=life, pid=survivor.pid, spawned_at=turn.at - survivor.age_s, cause="", why="",
+    turn.change(name, life=life, pid=survivor.pid, spawned_at=turn.at - survivor.age_s, cause="", why="", adopted=True,
                 pulse=replace(engine.pulse, since=turn.at))
     turn.do(Adopt(survivor.mark, survivor.pid))
     turn.say("engine.adopted", engine=survivor.mark, pid=survivor.pid, then="kept" if kept else "stopped")

@@ -96,7 +96,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Tell people.  `kind`: opened, worsened, resolved, test.  Delivered at least once, by (incident id, kind)."""
+    """Tell people.  `kind`: opened, worsened, reminder, resolved, test.  Delivered at least once, by (incident id, kind)."""
 
     kind: str
     incident: Incident

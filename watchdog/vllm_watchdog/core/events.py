@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vllm_watchdog.core.memory import Memory
 from vllm_watchdog.core.plan import Plan
-from vllm_watchdog.core.readings import Gpu, Health, Holder, Host, Mark, Metrics, Tree, Unknown
+from vllm_watchdog.core.readings import Gpu, Health, Holder, Host, InFlight, Mark, Metrics, Tree, Unknown, Wait
 from vllm_watchdog.core.verdict import Finding
 
 
@@ -63,6 +63,7 @@ class StopAsked(Event):
 class Spawned(Event):
     mark: Mark
     pid: int
+    lost_log: str = ""      # why its output goes nowhere; empty: it goes to its log
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,25 +173,20 @@ class KernelRead(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
-    """A request that was there when an engine died; never its text; `hash` tells a repeat."""
-
-    id: int
-    bytes: int
-    age_s: float
-    begun: bool         # its response had begun
-    hash: str
-    tokens_estimated: int
-    verdict: str        # replayed, held, suspect, refused, cut
-
-
-@dataclass(frozen=True, slots=True)
 class Casualties(Event):
     """The gateway's word on a death.  `in_flight` counts all; `requests` are the suspects and the largest."""
 
     mark: Mark
     in_flight: int
     requests: tuple[InFlight, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Waited(Event):
+    """The gateway's word on a hold that has ended: how long the clients of a service waited."""
+
+    service: str
+    wait: Wait
 
 
 # -- what people ask

@@ -13,6 +13,7 @@ from math import inf
 from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.plan import Failback, FailoverPlan, Standby
 
+PLANNED_S = 600.0       # a gap that we planned may last as long as a large model loads; then it is an outage
 PATIENCE_MAX = 16.0     # times stable_s, 2.7 hours by default: longer is a human's work
 
 
@@ -34,6 +35,7 @@ class Hint(StrEnum):
     STABLE = auto()         # the backup has served long enough
     PREPARE = auto()        # the same, and both fit: start the primary beside it before changing sides
     BACKUP_HELD = auto()
+    LEAKS = auto()          # the one that serves leaks, and a hot standby serves beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Service:
     """`backup` None: there is nobody to fail over to.  `since`: of this side; `idle_since` inf: it is not idle.
 
     `turned_at`: what the primary did before the last change of sides has had its answer, and counts no more.
+    `excused_until`: a gap is no outage until then, since it is the first start, or was asked for or planned.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Service:
     turned_at: float = -inf
     serving_since: float = inf
     idle_since: float = inf
+    excused_until: float = inf
     patience: float = 1.0           # times stable_s: doubled by each failover that follows soon on a failback
     lowering: Lowering = Lowering()
 

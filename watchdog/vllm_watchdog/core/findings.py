@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from vllm_watchdog.core.advice import advise
+from vllm_watchdog.core.case import Case
 from vllm_watchdog.core.catalog import CATALOG, Action, Severity
 from vllm_watchdog.core.details import Details
 from vllm_watchdog.core.signatures import STARTUP_CLASSES, Phase
@@ -46,8 +48,8 @@ class Verdict:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What to change, in English; the catalogue has it in Chinese, too."""
-        return tuple(each.en for each in CATALOG[self.class_].advice)
+        """What to change, in English, as far as the text alone tells."""
+        return tuple(each.en for each in advise(Case(self.class_, self.details)))
 
 
 NOTHING = Verdict("none", Severity.NONE, Action.IGNORE, Phase.UNKNOWN)

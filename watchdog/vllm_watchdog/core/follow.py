@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
-from vllm_watchdog.core import failover, gate, incidents, liveness, lowering, standby
+from vllm_watchdog.core import failover, gate, incidents, liveness, lowering, outages, standby
 from vllm_watchdog.core.commands import Ask, Quit
 from vllm_watchdog.core.failover import Facts, Hint, Service, Side
 from vllm_watchdog.core.incidents import Incident, Urgency
@@ -36,6 +37,7 @@ def follow(turn: Turn) -> None:
             _service(turn, service.name)
         if turn.world == before:
             break
+    outages.watch(turn)
     for engine in turn.world.engines:
         _ask(turn, engine)
     releasing = any(engine.phase is Phase.RELEASING for engine in turn.world.engines)
@@ -43,7 +45,9 @@ def follow(turn: Turn) -> None:
     # Nobody waits, or only for so long that the schedule will do.
     if not (releasing or rousing) or turn.world.look_at <= turn.at:
         turn.world = replace(turn.world, look_at=inf)
+    _outages(turn)
     _recovered(turn)
+    _remind(turn)
     if turn.world.stopping and turn.world.all_at_rest:
         turn.do(Quit())
 
@@ -133,7 +137,8 @@ def _lower(turn: Turn, service: Service, watches: tuple[Watch, ...]) -> None:
         now = lowering.begun(now, turn.at, to, why, plan.failover.stable_s)
         turn.symptom(service.name, raised[0].class_, Urgency.WARNING, why)      # who shares the card has an incident too
         turn.say("service.lowered", service=service.name, to=to, because=why)
-        turn.note(service.name, "lowered", f"the gateway lets {to} requests through at a time, because: {why}")
+        turn.note(service.name, "lowered", f"the gateway lets {to} requests through at a time, because: {why}",
+                  to=str(to), because=why)
     elif now.to is not None and lowering.over(now, turn.at, watches, plan.thresholds.clear_after_s):
         after = f"{turn.at - now.since:.0f}"
         turn.say("service.restored", service=service.name, after_s=after)
@@ -153,14 +158,22 @@ def _limit(world: World, service: Service) -> int | None:
 def turn_service(turn: Turn, service: Service, why: Hint, start: Sign = Sign.WANT) -> None:
     """The other engine's turn.  The gate keeps it waiting until this one has left the cards they share."""
     leaving = service.wanted
-    service = failover.turned(service, turn.at, turn.world.plan.failover)
+    excused_until = EXCUSES[why](turn.at) if why in EXCUSES else service.excused_until
+    service = replace(failover.turned(service, turn.at, turn.world.plan.failover), excused_until=excused_until)
     turn.world = turn.world.with_service(service)
     name = "failover" if service.wanted != service.name else "failback"
     turn.say(f"service.{name}", service=service.name, leaving=leaving, to=service.wanted, because=why)
-    turn.note(service.name, name, f"{leaving} -> {service.wanted}, because: {why}")
+    turn.note(service.name, name, f"{leaving} -> {service.wanted}, because: {why}", leaving=leaving, to=service.wanted,
+              because=why.value)
     if why is Hint.DEGRADED or not standby.stays(service, leaving):     # only its end frees memory: a hot one starts anew
         turn.sign(leaving, Sign.UNWANT)
     turn.sign(service.wanted, start)
+
+
+EXCUSES: dict[Hint, Callable[[float], float]] = {
+    Hint.OPERATOR: lambda _: inf,
+    Hint.STABLE: lambda at: at + failover.PLANNED_S,
+}
 
 
 def _facts(turn: Turn, service: Service) -> Facts:
@@ -177,7 +190,7 @@ def _facts(turn: Turn, service: Service) -> Facts:
         card_full=any(watch.raised and watch.class_ == lowering.VRAM for watch in watches),
         primary_held=_given_up(primary) or len(charged) > limits.budget,
         serving=serving.phase is Phase.SERVING,
-        idle=_idle(serving),
+        idle=is_idle(serving),
     )
     if service.backup is None:
         return facts
@@ -201,12 +214,26 @@ def _given_up(engine: Engine) -> bool:
     return engine.phase in (Phase.HELD, Phase.WEDGED)
 
 
-def _idle(engine: Engine) -> bool:
+def is_idle(engine: Engine) -> bool:
     """By the gauges, since our own one-token probes move the counters; a gauge that is not published is not zero."""
     return isinstance(engine.metrics, Metrics) and engine.metrics.running == 0 and engine.metrics.waiting == 0
 
 
 # -- recovery
+
+def _outages(turn: Turn) -> None:
+    """Since when, and how long, each service with an incident is without an engine."""
+    for incident in turn.world.incidents:
+        if incident.service == HOST or incident.wall_resolved is not None:
+            continue
+        engine = turn.world.engine(turn.world.service(incident.service).wanted)
+        if turn.world.stopping or engine.phase in JUDGED:
+            incident = incidents.up(incident, turn.at)
+        elif not (engine.adopted and engine.phase is Phase.LOADING):     # it may serve all the time: the next look tells
+            hung = engine.cause == "engine_hang" and engine.pulse.sign_at <= turn.at
+            incident = incidents.down(incident, engine.pulse.sign_at if hung else turn.at)
+        turn.world = turn.world.with_incident(incident)
+
 
 def _still_blind(turn: Turn, incident: Incident) -> bool:
     lost = any(entry.text.startswith(f"{GPUS_LOST}: ") for entry in incident.timeline)
@@ -228,3 +255,10 @@ def _recovered(turn: Turn) -> None:
             text = f"calm for {turn.at - since:.0f} s"
             turn.world = turn.world.with_incident(incidents.resolved(incident, turn.at, turn.wall, text))
             turn.say("incident.resolved", incident=incident.id)
+
+
+def _remind(turn: Turn) -> None:
+    every_s = turn.world.plan.remind_s
+    for incident in turn.world.incidents:
+        if incidents.remind_at(incident, every_s) <= turn.at:
+            turn.world = turn.world.with_incident(incidents.reminded(incident, turn.at, every_s))

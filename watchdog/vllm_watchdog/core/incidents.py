@@ -1,7 +1,8 @@
 """The life of an incident: opened, evidence, acted, recovered or held, resolved; and which alerts it owes.
 
-One service has at most one open incident: what joins it is a symptom of it, and the most specific class is its cause.
-The id, and with it the folder, is fixed when it opens.
+One service has at most one open incident: what joins it is a symptom of it, and the most specific class is its cause;
+a failure explains more than any warning.  The id, and with it the folder, is fixed when it opens.  It holds facts only;
+`story` says them in words.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from math import inf
 
 from vllm_watchdog.core.blame import specificity
+from vllm_watchdog.core.catalog import CATALOG, Severity
+from vllm_watchdog.core.levels import Levels
+from vllm_watchdog.core.readings import InFlight, Wait
 from vllm_watchdog.core.verdict import Finding
 
+HOST = "host"           # the service of what belongs to no engine
 TIMELINE_KEPT = 300     # lines: the first ones and the last ones tell the story
 TOLD_S = 60.0           # a symptom that goes on is one line in this long, not one a sample
 FINDINGS_KEPT = 40
+DEATHS_KEPT = 6         # whose requests, and whose clients' waits, are told one by one
+REQUESTS_KEPT = 3       # of one death, the largest
 
 
 class Urgency(StrEnum):
@@ -31,11 +39,31 @@ class Urgency(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the timeline: `what` a dotted event name, `text` its figures in words."""
+    """One line of the timeline: `what` a word of `phrases`, `text` its figures in English, `facts` the same by name."""
 
     at: float
     what: str
     text: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """The requests that were there when one generation died: all of them, those whose response had begun, the largest."""
+
+    mark: str
+    count: int
+    begun: int
+    largest: tuple[InFlight, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a generation ended.  `code` as in subprocess, None where it was not our child; `ours`: we had told it to go."""
+
+    mark: str
+    code: int | None
+    ours: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +82,21 @@ class Incident:
     wall_resolved: float | None = None
     text: str = ""                      # the sentence that proves the cause
     page: str = ""                      # why only a human can help, empty while the watchdog still acts
+    paged_for: str = ""                 # the engine that the page is about
     timeline: tuple[Entry, ...] = ()
     findings: tuple[Finding, ...] = ()
     evidence: tuple[str, ...] = ()      # folders
+    paged_at: float = inf               # when only a human could help
+    reminders: int = 0                  # how often that was said again
+    args: tuple[tuple[str, str], ...] = ()      # the engine's sizing flags, as configured
+    port: int = 0
+    levels: Levels | None = None        # memory when the cause was seen
+    flights: tuple[Flight, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    ended: Ended | None = None          # of the generation that ended last
+    down_at: float | None = None        # since when nobody serves; None: somebody does
+    down_s: float = 0.0                 # together, of the times before
+    up_at: float | None = None          # when the service came back last
 
 
 def opened(service: str, engine: str, generation: int, class_: str, urgency: Urgency, text: str,
@@ -64,7 +104,7 @@ def opened(service: str, engine: str, generation: int, class_: str, urgency: Urg
     return Incident(
         id=f"{stamp(wall)}-{engine}-{class_}", service=service, engine=engine, generation=generation, class_=class_,
         urgency=urgency, opened_at=at, wall_opened=wall, touched_at=at, text=text,
-        timeline=(Entry(at, "opened", f"{class_}: {text}"),),
+        timeline=(Entry(at, "opened", f"{class_}: {text}"),), paged_at=at if urgency is Urgency.PAGE else inf,
     )
 
 
@@ -75,20 +115,30 @@ def stamp(wall: float) -> str:
 def joined(incident: Incident, class_: str, urgency: Urgency, text: str, at: float) -> Incident:
     """A further symptom.  It becomes the cause if it says more than the cause so far."""
     worse = urgency.rank > incident.urgency.rank        # what calls a human says why, in any case
+    news = _says_more(incident, class_, urgency)
     incident = replace(incident, touched_at=at, urgency=max(incident.urgency, urgency, key=lambda u: u.rank))
+    if incident.urgency is Urgency.PAGE:
+        incident = replace(incident, paged_at=min(incident.paged_at, at))
     told = any(entry.what in ("opened", "symptom") and at - entry.at < TOLD_S and entry.text.startswith(f"{class_}: ")
                for entry in incident.timeline)
     if told and not worse:
         return incident
     incident = noted(incident, at, "symptom", f"{class_}: {text}")
-    if specificity(class_) > specificity(incident.class_):
-        return replace(incident, class_=class_, text=text)
-    return incident
+    return replace(incident, class_=class_, text=text) if news else incident
 
 
-def noted(incident: Incident, at: float, what: str, text: str = "") -> Incident:
+def _says_more(incident: Incident, class_: str, urgency: Urgency) -> bool:
+    """No warning explains a failure that follows it, so an alert that gets worse names what failed; and none does later."""
+    failed, so_far = urgency is not Urgency.WARNING, incident.urgency is not Urgency.WARNING
+    if failed and not so_far:
+        return True
+    explains = failed or not so_far or (class_ in CATALOG and CATALOG[class_].severity is Severity.FATAL)
+    return explains and specificity(class_) > specificity(incident.class_)
+
+
+def noted(incident: Incident, at: float, what: str, text: str = "", **facts: str) -> Incident:
     """One more line in the timeline; a long one keeps its first and its last lines."""
-    timeline = (*incident.timeline, Entry(at, what, text))
+    timeline = (*incident.timeline, Entry(at, what, text, tuple(facts.items())))
     if len(timeline) > TIMELINE_KEPT:
         timeline = (*timeline[: TIMELINE_KEPT // 2], *timeline[-TIMELINE_KEPT // 2 :])
     return replace(incident, timeline=timeline)
@@ -100,15 +150,63 @@ def proved(incident: Incident, findings: tuple[Finding, ...]) -> Incident:
     return replace(incident, findings=(incident.findings + new)[:FINDINGS_KEPT]) if new else incident
 
 
+def flown(incident: Incident, flight: Flight) -> Incident:
+    """Add the requests that were there at a death."""
+    return replace(incident, flights=(*incident.flights, flight)[-DEATHS_KEPT:])
+
+
+def waited(incident: Incident, wait: Wait) -> Incident:
+    """Add what clients waited."""
+    return replace(incident, waits=(*incident.waits, wait)[-DEATHS_KEPT:])
+
+
+def down(incident: Incident, at: float) -> Incident:
+    """Nobody serves, since `at`."""
+    return incident if incident.down_at is not None else replace(incident, down_at=at)
+
+
+def up(incident: Incident, at: float) -> Incident:
+    """Somebody serves, or the service was stopped on purpose: the time without an engine ends."""
+    if incident.down_at is None:
+        return incident
+    return replace(incident, down_at=None, down_s=incident.down_s + max(at - incident.down_at, 0.0), up_at=at)
+
+
+def shifted(incident: Incident, by: float, at: float) -> Incident:
+    """After a reboot the monotonic clock began anew: every instant is moved; it is `at` now."""
+    def moved(instant: float | None) -> float | None:
+        return None if instant is None else instant + by
+
+    return replace(
+        incident, opened_at=incident.opened_at + by, touched_at=at, down_at=moved(incident.down_at),
+        up_at=moved(incident.up_at), paged_at=incident.paged_at + by,
+        timeline=tuple(replace(entry, at=entry.at + by) for entry in incident.timeline),
+        levels=incident.levels and replace(incident.levels, at=incident.levels.at + by),
+    )
+
+
 def resolved(incident: Incident, at: float, wall: float, text: str) -> Incident:
     return replace(noted(incident, at, "resolved", text), wall_resolved=wall)
 
 
+def remind_at(incident: Incident, every_s: float) -> float:
+    """When the next reminder is due that a human is needed; inf: none is (`every_s` 0: never)."""
+    open_ = incident.wall_resolved is None
+    return incident.paged_at + (incident.reminders + 1) * every_s if open_ and every_s else inf
+
+
+def reminded(incident: Incident, at: float, every_s: float) -> Incident:
+    """Counts the reminder that is due; a daemon that was away while several were owes one."""
+    return replace(incident, reminders=max(int((at - incident.paged_at) // every_s), incident.reminders + 1))
+
+
 def owed(before: Incident | None, after: Incident) -> Iterator[str]:
-    """The alerts that a change owes: one when it opens, one when only a human can help, one when it ends."""
+    """The alerts that a change owes: when it opens, becomes more urgent, still needs its human, and ends."""
     if before is None:
         yield "opened"
     elif after.urgency.rank > before.urgency.rank:
         yield "worsened"
+    elif after.reminders > before.reminders:
+        yield "reminder"
     if after.wall_resolved is not None:
         yield "resolved"

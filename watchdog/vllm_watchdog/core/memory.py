@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from vllm_watchdog.core.incidents import Incident
 from vllm_watchdog.core.lowering import Lowering
@@ -19,7 +20,8 @@ class EngineMemory:
     held: str = ""                      # why another try would fail, or its last failure; empty: it is not held
     why: str = ""
     asleep: bool = False                # or on its way there or back
-    served: bool = False                # when this was written
+    served: bool = False                # when this was written, or failed since and no incident says so yet
+    renewed_at: float = -inf            # last planned restart
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
+from vllm_watchdog.core import incidents
 from vllm_watchdog.core.boot import want
-from vllm_watchdog.core.commands import Answer
-from vllm_watchdog.core.events import Asked
+from vllm_watchdog.core.commands import Answer, Record
+from vllm_watchdog.core.events import Asked, Dumped
 from vllm_watchdog.core.failover import Hint, Service, Side
 from vllm_watchdog.core.follow import turn_service
+from vllm_watchdog.core.incidents import Incident, Urgency
 from vllm_watchdog.core.plan import Standby
 from vllm_watchdog.core.policy import ALIVE, HAS_CHILD, Phase, Sign
 from vllm_watchdog.core.standby import stays
 from vllm_watchdog.core.turn import Turn
+from vllm_watchdog.core.world import Snapshot
 
 Reply = tuple[bool, str]
+SNAPSHOTS = 16      # operators who wait at once; the control socket has no more connections
 
 
 def asked(turn: Turn, event: Asked) -> None:
@@ -26,7 +31,23 @@ def asked(turn: Turn, event: Asked) -> None:
         ok, text = VERBS[event.verb](turn, event)
     else:
         ok, text = False, f"unknown verb {event.verb}"
-    turn.do(Answer(event.ref, ok, text))
+    if not any(snapshot.ref == event.ref for snapshot in turn.world.snapshots):
+        turn.do(Answer(event.ref, ok, text))
+
+
+def written(turn: Turn, event: Dumped) -> None:
+    """A bundle is done: whoever waits for it, and for no other, is told where it lies and what it lacks."""
+    told = (event.folder or "nothing was written") + (f" (without {', '.join(event.missing)})" if event.missing else "")
+    left = []
+    for snapshot in turn.world.snapshots:
+        if event.incident in snapshot.waiting:
+            waiting = tuple(name for name in snapshot.waiting if name != event.incident)
+            snapshot = replace(snapshot, waiting=waiting, told=(*snapshot.told, told))
+        if snapshot.waiting:
+            left.append(snapshot)
+        else:
+            turn.do(Answer(snapshot.ref, ok=True, text="\n".join(snapshot.told)))
+    turn.world = replace(turn.world, snapshots=tuple(left))
 
 
 def _restart(turn: Turn, event: Asked) -> Reply:
@@ -36,12 +57,16 @@ def _restart(turn: Turn, event: Asked) -> Reply:
     engine = turn.world.engine(event.engine)
     service = turn.world.service(engine.name)
     if service.wanted != engine.name and engine.phase is Phase.HELD:
-        turn.note(engine.name, "operator", f"{engine.name} is not held any more")
+        turn.note(engine.name, "operator", f"{engine.name} is not held any more", verb="restart", engine=engine.name)
         turn.sign(engine.name, Sign.FORGIVE)
         return True, f"{engine.name} is not held any more; it starts when it is needed"
     if service.wanted != engine.name and service.standby is not Standby.HOT:
         return False, f"{engine.name} is not in service, {service.wanted} is: use failover or failback"
-    turn.note(engine.name, "operator", f"restart of {engine.name}")
+    turn.note(engine.name, "operator", f"restart of {engine.name}", verb="restart", engine=engine.name)
+    forgiven = tuple((mark, at) for mark, at in turn.world.failed if mark.engine != engine.name)
+    turn.world = replace(turn.world, failed=forgiven)
+    if service.wanted == engine.name:
+        turn.world = turn.world.with_service(replace(service, excused_until=inf))
     was = engine.phase
     turn.sign(engine.name, Sign.AGAIN)
     doing = "is being stopped, and then started" if was in HAS_CHILD else "is being started"
@@ -59,7 +84,7 @@ def _turn(turn: Turn, event: Asked, side: Side, start: Sign) -> Reply:
         if service.side is side:
             done.append(f"{service.name}: {service.wanted} is already meant to serve")
             continue
-        turn.note(service.name, "operator", event.verb)
+        turn.note(service.name, "operator", event.verb, verb=event.verb, engine=service.name)
         done.append(f"{service.name}: {_course(turn, service)}")
         turn_service(turn, service, Hint.OPERATOR, start)
     return True, "; ".join(done)
@@ -101,17 +126,29 @@ def _resume(turn: Turn, _: Asked) -> Reply:
 
 
 def _snapshot(turn: Turn, event: Asked) -> Reply:
-    """Into the open incident's folder, or into one of its own."""
+    """Into the open incident's folder, or into one of its own, which the history lists; answered when it is written."""
     names = [event.engine] if event.engine else [service.wanted for service in turn.world.services]
     if unknown := [name for name in names if name not in {engine.name for engine in turn.world.engines}]:
         return False, f"no engine {unknown[0]!r} is configured"
     folders = []
     for name in names:
         incident = turn.world.incident(turn.world.plan.service_of(name))
-        folder = incident.id if incident else f"{turn.stamp}-{name}-snapshot"
-        turn.bundle(folder, name, event.text or "snapshot", stacks=True)
-        folders.append(folder)
-    return True, f"written to {', '.join(folders)}"
+        incident = incident or _recorded(turn, name, event.text)
+        turn.bundle(incident.id, name, event.text or "snapshot", stacks=True)
+        folders.append(incident.id)
+    turn.world = replace(turn.world, snapshots=(*turn.world.snapshots, Snapshot(event.ref, tuple(folders)))[-SNAPSHOTS:])
+    return True, ""
+
+
+def _recorded(turn: Turn, name: str, reason: str) -> Incident:
+    """An incident in which nothing happened: for history and page, over as soon as it is begun, alerting nobody."""
+    engine = turn.world.engine(name)
+    text = reason or "asked for by an operator"
+    made = incidents.opened(turn.service_of(name), name, engine.generation, "snapshot", Urgency.WARNING, text,
+                            turn.at, turn.wall)
+    made = replace(turn.measured(made, engine), wall_resolved=turn.wall)
+    turn.do(Record(made))
+    return made
 
 
 VERBS: dict[str, Callable[[Turn, Asked], Reply]] = {

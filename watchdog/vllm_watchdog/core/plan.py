@@ -15,6 +15,13 @@ class Failback(StrEnum):
     MANUAL = "manual"
 
 
+class Planned(StrEnum):
+    """When an engine that leaks is restarted before its limit is met."""
+
+    OFF = "off"
+    WHEN_IDLE = "when-idle"     # once a day at most, while no request runs or waits
+
+
 class Standby(StrEnum):
     """What a backup is while the primary serves."""
 
@@ -63,6 +70,7 @@ class EnginePlan:
     standby: Standby = Standby.COLD
     limits: Limits = Limits()
     max_seqs: int | None = None
+    args: tuple[tuple[str, str], ...] = ()      # vLLM's sizing flags as configured, for advice; never a secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,11 @@ class Thresholds:
     kv_cache_after_s: float = 120   # full, and requests wait, for this long: fewer requests at a time
     rss_bytes: int | None = None
     rss_slope_mib_per_min: float | None = None
+    leak_within_s: float = 86400    # a leak is told when its limit would be met within this long; 0: never
+    preemptions_per_min: float = 10
+    engine_down_s: float = 30       # no engine serves for this long, and nobody planned it
+    oom_rate: int = 2               # more than this many within OOM_RATE_S
+    crash_loop: int = 3             # more failures than this within a day
     disk_free_bytes: int = 2 << 30
     hysteresis: float = 0.02        # of full scale, below the threshold before a symptom may clear
     clear_after_s: float = 120      # ... and for this long
@@ -96,8 +109,10 @@ class Plan:
     engines: tuple[EnginePlan, ...] = ()
     thresholds: Thresholds = Thresholds()
     failover: FailoverPlan = FailoverPlan()
+    planned: Planned = Planned.OFF
     sample_s: float = 1.0
     confirm_s: float = 30           # an incident ends when its service has served this long
+    remind_s: float = 4 * 3600      # while only a human can help, that is said again this often; 0: never
     bundle_interval_s: float = 600  # at most one evidence bundle a symptom in this long; a kill always takes one
     seed: int = 0                   # spreads the backoff of hosts that fail together
 

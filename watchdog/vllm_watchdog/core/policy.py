@@ -39,6 +39,7 @@ class Sign(StrEnum):
     UNWANT = auto()
     FORGIVE = auto()    # a human lets a held one try again, when it is wanted next
     AGAIN = auto()      # a human wants it stopped and started
+    RENEW = auto()      # it leaks, and nobody uses it now: stopped and started, uncharged and unforgiven
     CLEAR = auto()      # its GPUs have room
     SPAWNED = auto()
     WELL = auto()
@@ -120,6 +121,7 @@ TABLE: dict[tuple[Phase, Sign], Row] = {
     (P.SERVING,   S.ILL):      (P.SUSPECT,),
     (P.SUSPECT,   S.WELL):     (P.SERVING,),
     (P.SUSPECT,   S.TIMEOUT):  (P.DUMPING, Do.DUMP),
+    (P.SERVING,   S.RENEW):    (P.STOPPING, Do.TERM),
     (P.SERVING,   S.REST):     (P.DOZING, Do.SLEEP),
     (P.DOZING,    S.SLEPT):    (P.ASLEEP,),
     (P.DOZING,    S.TIMEOUT):  (P.DUMPING, Do.DUMP),

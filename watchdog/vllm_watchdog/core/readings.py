@@ -80,6 +80,7 @@ class Process:
     cpu: float | None
     threads: int
     fds: int | None
+    fd_limit: int | None = None     # RLIMIT_NOFILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +102,18 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine: memory and the disk that holds the logs, in bytes; one-minute load average."""
+    """The machine: memory and the disk that holds the logs, in bytes; one-minute load average.
+
+    `cgroup_*`: of the tightest memory limit that we and our engines run under; None: there is none.
+    """
 
     memory_total: int
     memory_available: int
     disk_total: int
     disk_free: int
     load: float
+    cgroup_total: int | None = None
+    cgroup_available: int | None = None
 
 
 class Health(StrEnum):
@@ -139,3 +145,27 @@ class Metrics:
     waiting: float | None = None
     kv_usage: float | None = None       # 0..1
     preemptions: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A request that was there when an engine died, as the gateway tells it; never its text; `hash` tells a repeat."""
+
+    id: int
+    bytes: int
+    age_s: float
+    begun: bool         # its response had begun
+    hash: str
+    tokens_estimated: int
+    verdict: str        # replayed, held, suspect, refused, cut
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What the gateway's clients waited while no engine served.  `failed` got no answer: refused, or they left."""
+
+    requests: int       # that got their answer after waiting
+    longest_s: float
+    median_s: float
+    failed: int = 0
+    replayed: int = 0   # of the requests: sent to a second engine

@@ -8,7 +8,9 @@ from typing import Any
 from vllm_watchdog.core import liveness
 from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.follow import JUDGED
+from vllm_watchdog.core.leaks import Growth
 from vllm_watchdog.core.lowering import Lowering
+from vllm_watchdog.core.outages import ROUTED
 from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
@@ -16,7 +18,6 @@ from vllm_watchdog.core.turn import DAY_S
 from vllm_watchdog.core.world import Engine, World
 
 NO_PROCESS = Unknown(0.0, "no process")
-ROUTED = frozenset({Phase.SERVING, Phase.SUSPECT})      # a suspect may be busy: it keeps the route until it is judged
 
 
 def report(world: World) -> dict[str, Any]:
@@ -45,9 +46,10 @@ def report(world: World) -> dict[str, Any]:
 
 
 def serving(world: World, service: Service) -> str | None:
-    """The engine that serves, None while nobody does."""
+    """The engine that serves, None while nobody does.  What served under the last daemon does until proved otherwise."""
     engine = world.engine(service.wanted)
-    return engine.name if engine.phase in ROUTED else None
+    adopted = engine.phase is Phase.LOADING and isfinite(engine.ready_at)
+    return engine.name if adopted or engine.phase in ROUTED else None
 
 
 def _health(world: World, services: list[dict[str, Any]]) -> str:
@@ -101,6 +103,7 @@ def _engine(world: World, engine: Engine) -> dict[str, Any]:
         "why": engine.why,
         "metrics": _known(engine.metrics if runs else NO_PROCESS, _metrics),
         "tree": _tree(engine.tree) if engine.tree and runs else None,
+        "growth": [_growth(growth) for growth in engine.growths] if runs else [],
     }
 
 
@@ -116,10 +119,16 @@ def _tree(tree: Tree) -> dict[str, Any]:
         "cpu": round(tree.cpu, 2),
         "processes": [
             {"pid": p.pid, "name": p.name, "rss_bytes": p.rss_bytes, "uss_bytes": p.uss_bytes, "cpu": p.cpu,
-             "threads": p.threads, "fds": p.fds}
+             "threads": p.threads, "fds": p.fds, "fd_limit": p.fd_limit}
             for p in tree.processes
         ],
     }
+
+
+def _growth(growth: Growth) -> dict[str, Any]:
+    """`per_min` in `unit`; `eta_s` None: its limit is not in sight."""
+    return {"what": growth.what, "who": growth.who, "per_min": round(growth.per_min, 3), "unit": growth.unit[1],
+            "eta_s": round(growth.eta_s) if isfinite(growth.eta_s) else None, "leaks": growth.leaks, "text": str(growth)}
 
 
 def _gpu(gpu: Gpu, thresholds: Thresholds) -> dict[str, Any]:
@@ -138,7 +147,8 @@ def _gpu(gpu: Gpu, thresholds: Thresholds) -> dict[str, Any]:
 
 def _host(host: Host) -> dict[str, Any]:
     return {"memory_total": host.memory_total, "memory_available": host.memory_available,
-            "disk_total": host.disk_total, "disk_free": host.disk_free, "load": host.load}
+            "disk_total": host.disk_total, "disk_free": host.disk_free, "load": host.load,
+            "cgroup_total": host.cgroup_total, "cgroup_available": host.cgroup_available}
 
 
 def _known(reading: Any, show: Any) -> Any:

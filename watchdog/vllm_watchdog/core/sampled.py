@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 
-from vllm_watchdog.core import symptoms
+from vllm_watchdog.core import leaks, symptoms
 from vllm_watchdog.core.events import GpusSampled, HostSampled
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
 from vllm_watchdog.core.symptoms import Change, Sighting, Watch
 from vllm_watchdog.core.turn import HOST, Turn
-from vllm_watchdog.core.world import NOT_YET, World
+from vllm_watchdog.core.world import NOT_YET, Engine, World
 
 GPUS_LOST = "gpu_driver_unresponsive"
 BUSY_CORES = 0.05       # of CPU: less than this is not loading a model
@@ -31,14 +31,15 @@ def gpus_sampled(turn: Turn, event: GpusSampled) -> None:
     if isinstance(was, Unknown) and was is not NOT_YET:
         turn.cleared(HOST, GPUS_LOST)
     for gpu in event.gpus:
-        if turn.world.engine_on(gpu.index) is not None:
-            hold(turn, symptoms.of_gpu(gpu, turn.world.plan.thresholds, _warm(turn, gpu)))
+        if (engine := turn.world.engine_on(gpu.index)) is not None:
+            warm = _warm(turn, engine, gpu)
+            growth = "" if warm is None else _card_grows(turn, turn.world.engine(engine.name), gpu)
+            hold(turn, symptoms.of_gpu(gpu, turn.world.plan.thresholds, warm, growth))
 
 
-def _warm(turn: Turn, gpu: Gpu) -> int | None:
+def _warm(turn: Turn, engine: Engine, gpu: Gpu) -> int | None:
     """The card's level some minutes after its engine became ready; vLLM's VRAM is flat from then on."""
-    engine = turn.world.engine_on(gpu.index)
-    if engine is None or engine.phase is not Phase.SERVING:
+    if engine.phase is not Phase.SERVING:
         return None
     if turn.at - engine.ready_at < turn.world.plan.thresholds.warm_up_s:
         return None
@@ -46,6 +47,18 @@ def _warm(turn: Turn, gpu: Gpu) -> int | None:
     if gpu.index not in warm:
         turn.change(engine.name, warm=(*engine.warm, (gpu.index, gpu.used_bytes)))
     return warm.get(gpu.index)
+
+
+def _card_grows(turn: Turn, engine: Engine, gpu: Gpu) -> str:
+    """How fast, and until when; empty where it does not."""
+    key = f"vram/{gpu.index}"
+    trends = leaks.fed_by_card(engine.trends, turn.at, gpu)
+    if leaks.fresh(engine.trends, trends, key):
+        others = tuple(growth for growth in engine.growths if growth.what != key)
+        new = tuple(leaks.of_card(trends, gpu, turn.world.plan.thresholds.leak_within_s))
+        engine = turn.change(engine.name, growths=(*others, *new))
+    turn.change(engine.name, trends=trends)
+    return next((str(growth) for growth in engine.growths if growth.what == key and growth.slope > 0), "")
 
 
 def host_sampled(turn: Turn, event: HostSampled) -> None:
@@ -62,19 +75,33 @@ def _tree_sampled(turn: Turn, name: str, tree: Tree) -> None:
     engine = turn.world.engine(name)
     moved = (tree.io_bytes or 0) - ((engine.tree.io_bytes or 0) if engine.tree else 0)
     active = tree.cpu >= BUSY_CORES or moved >= BUSY_BYTES
-    trend = engine.trend
-    if turn.at - engine.ready_at >= turn.world.plan.thresholds.warm_up_s:
-        trend = symptoms.with_point(trend, turn.at, tree.rss_bytes)
-    engine = turn.change(name, tree=tree, trend=trend, active_at=turn.at if active else engine.active_at)
-    hold(turn, symptoms.of_tree(tree, turn.world.plan.thresholds, symptoms.slope(trend)))
+    thresholds = turn.world.plan.thresholds
+    engine = turn.change(name, tree=tree, active_at=turn.at if active else engine.active_at)
+    hold(turn, symptoms.of_tree(tree, thresholds))
+    if turn.at - engine.ready_at >= thresholds.warm_up_s:
+        _tree_grows(turn, engine, tree)
     idle_s = turn.at - engine.active_at
     if engine.phase is Phase.LOADING and idle_s >= engine.plan.limits.load_idle_s:
         turn.fault(name, "load_timeout", f"not ready, and no CPU or disk activity for {idle_s:.0f} s")
 
 
+def _tree_grows(turn: Turn, engine: Engine, tree: Tree) -> None:
+    thresholds, trends = turn.world.plan.thresholds, leaks.fed_by_tree(engine.trends, turn.at, tree)
+    if leaks.fresh(engine.trends, trends, "rss"):
+        cards = tuple(growth for growth in engine.growths if growth.what.startswith("vram/"))
+        new = tuple(leaks.of_tree(trends, tree, turn.world.host, thresholds.leak_within_s))
+        turn.change(engine.name, growths=(*cards, *new))
+        hold(turn, leaks.sightings(engine.name, new, thresholds))
+    warm = tree.rss_bytes if engine.warm_rss is None else engine.warm_rss
+    turn.change(engine.name, trends=trends, warm_rss=warm)
+
+
 def watch_metrics(turn: Turn, name: str, metrics: Metrics | Unknown) -> None:
     if isinstance(metrics, Metrics):
-        hold(turn, symptoms.of_metrics(name, metrics, turn.world.plan.thresholds))
+        preempted = symptoms.counted(turn.world.engine(name).preempted, turn.at, metrics.preemptions)
+        turn.change(name, preempted=preempted)
+        rate = symptoms.per_minute(preempted)
+        hold(turn, symptoms.of_metrics(name, metrics, turn.world.plan.thresholds, rate))
 
 
 def watches_of(world: World, service: str) -> tuple[Watch, ...]:
@@ -91,7 +118,8 @@ def hold(turn: Turn, sightings: Iterable[Sighting]) -> None:
     for seen in sightings:
         known = {(watch.class_, watch.subject): watch for watch in turn.world.watches}
         watch = known.get((seen.class_, seen.subject), Watch(seen.class_, seen.subject))
-        watch, change = symptoms.observe(watch, turn.at, seen, turn.world.plan.thresholds.clear_after_s)
+        calm_s = turn.world.plan.thresholds.clear_after_s if seen.clear_after_s is None else seen.clear_after_s
+        watch, change = symptoms.observe(watch, turn.at, seen, calm_s)
         others = tuple(w for w in turn.world.watches if (w.class_, w.subject) != (seen.class_, seen.subject))
         turn.world = replace(turn.world, watches=(*others, watch))
         if change is Change.RAISED:
@@ -112,7 +140,9 @@ def _whose(turn: Turn, subject: str) -> str:
 def _raised(turn: Turn, seen: Sighting) -> None:
     name = _whose(turn, seen.subject)
     turn.say("symptom.raised", symptom=seen.class_, subject=seen.subject, text=seen.text)
-    incident = turn.symptom(name, seen.class_, Urgency.WARNING, seen.text)
+    incident = turn.symptom(name, seen.class_, seen.urgency, seen.text)
+    if not seen.evidence:
+        return
     key = f"{seen.class_}/{seen.subject}"
     bundled = dict(turn.world.bundled)
     if turn.at - bundled.get(key, -inf) < turn.world.plan.bundle_interval_s:

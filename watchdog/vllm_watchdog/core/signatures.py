@@ -90,6 +90,7 @@ ROWS: tuple[Row, ...] = (
         "Total number of attention heads (*must be divisible by tensor parallel size",
         "Bfloat16 is only supported on GPUs",
         "ModuleNotFoundError: No module named 'vllm", phases=STARTING),
+    row("bad_args", 68, P.LINE, "  Value error, User-specified max_model_len (", phases=STARTING),    # what would do
     row("fs_error", 70, P.RAISED, "PermissionError: [Errno 13]", "[Errno 28] No space left on device",
         "RuntimeError: *No space left on device (os error 28)", "[Errno 30] Read-only file system",
         "Unexpected bus error encountered in worker", phases=STARTING),

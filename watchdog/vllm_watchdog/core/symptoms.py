@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum, auto
-from itertools import combinations
 from math import inf
-from statistics import median
 
+from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree
+
+RATE_S, RATE_STEP_S = 60.0, 10.0
+PREEMPTED_S = 300.0     # a full batch preempts now and then; one that goes on recomputes prompts instead of serving
 
 
 class Change(StrEnum):
@@ -36,7 +38,10 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A value to hold against its threshold now.  `text` says it to a human."""
+    """A value to hold against its threshold now.  `text` says it to a human.
+
+    `clear_after_s` None: as the thresholds say.  `evidence`: does raising it earn a bundle?
+    """
 
     class_: str
     subject: str
@@ -45,6 +50,9 @@ class Sighting:
     after_s: float
     margin: float           # below the threshold by this much is calm
     text: str
+    clear_after_s: float | None = None
+    urgency: Urgency = Urgency.WARNING
+    evidence: bool = True
 
 
 def observe(watch: Watch, at: float, seen: Sighting, clear_after_s: float) -> tuple[Watch, Change | None]:
@@ -65,8 +73,8 @@ def observe(watch: Watch, at: float, seen: Sighting, clear_after_s: float) -> tu
 
 # -- what each reading is held against
 
-def of_gpu(gpu: Gpu, thresholds: Thresholds, warm_bytes: int | None) -> Iterator[Sighting]:
-    """`warm_bytes`: the card's level after warm-up, None before it."""
+def of_gpu(gpu: Gpu, thresholds: Thresholds, warm_bytes: int | None, growth: str = "") -> Iterator[Sighting]:
+    """`warm_bytes`: the card's level after warm-up, None before it; `growth` says how fast it grows, where that is known."""
     subject, share, margin = f"gpu{gpu.index}", gpu.used_share, thresholds.hysteresis
     level = f"GPU {gpu.index}: {share:.1%} of {gpu.total_bytes / 2**30:.1f} GiB in use"
     if (warn := dict(thresholds.vram_warn).get(gpu.index)) is not None:
@@ -76,7 +84,7 @@ def of_gpu(gpu: Gpu, thresholds: Thresholds, warm_bytes: int | None) -> Iterator
         yield Sighting("vram_degrade", subject, share, degrade, thresholds.degrade_after_s, margin, text)
     if warm_bytes is not None:
         grown = (gpu.used_bytes - warm_bytes) / gpu.total_bytes
-        text = f"{level}, {grown:.1%} of the card more than after warm-up"
+        text = f"{level}, {grown:.1%} of the card more than after warm-up" + (growth and f"; it grows by {growth}")
         yield Sighting("vram_growth", subject, grown, thresholds.vram_growth, 60, margin, text)
 
 
@@ -87,50 +95,51 @@ def of_host(host: Host, thresholds: Thresholds) -> Iterator[Sighting]:
     yield Sighting("disk_low", "host", used, limit, 0, thresholds.disk_free_bytes * 0.1, text)
 
 
-def of_metrics(engine: str, metrics: Metrics, thresholds: Thresholds) -> Iterator[Sighting]:
-    """KV use counts only while requests wait for it: a full cache with nobody waiting is a cache doing its work."""
+def of_metrics(engine: str, metrics: Metrics, thresholds: Thresholds, preempted: float | None) -> Iterator[Sighting]:
+    """KV use counts only while requests wait for it: a full cache with nobody waiting is a cache doing its work.
+
+    `preempted`: requests a minute, None while too little is known.
+    """
     if metrics.kv_usage is not None:
         usage = metrics.kv_usage if metrics.waiting else 0.0
         text = f"KV cache {metrics.kv_usage:.0%} full, {metrics.waiting or 0:.0f} waiting"
         yield Sighting("kv_pressure", engine, usage, thresholds.kv_cache, thresholds.kv_cache_after_s,
                        thresholds.hysteresis, text)
+    if preempted is not None:
+        limit = thresholds.preemptions_per_min
+        text = f"{preempted:.0f} requests a minute are preempted, threshold {limit:g} for {PREEMPTED_S:.0f} s"
+        yield Sighting("preemptions", engine, preempted, limit, PREEMPTED_S, limit * 0.2, text)
 
 
-def of_tree(tree: Tree, thresholds: Thresholds, slope: float | None) -> Iterator[Sighting]:
-    """`slope` in MiB per minute, None while too little is known."""
+def of_tree(tree: Tree, thresholds: Thresholds) -> Iterator[Sighting]:
     if thresholds.rss_bytes is not None:
         text = f"{tree.rss_bytes / 2**30:.1f} GiB resident, threshold {thresholds.rss_bytes / 2**30:.1f}"
         yield Sighting("rss_high", tree.mark.engine, tree.rss_bytes, thresholds.rss_bytes, 0,
                        thresholds.rss_bytes * thresholds.hysteresis, text)
-    if thresholds.rss_slope_mib_per_min is not None and slope is not None:
-        text = f"resident memory grows by {slope:.1f} MiB a minute, threshold {thresholds.rss_slope_mib_per_min:.1f}"
-        yield Sighting("rss_leak", tree.mark.engine, slope, thresholds.rss_slope_mib_per_min, 0,
-                       thresholds.rss_slope_mib_per_min * 0.2, text)
 
 
-# -- the slope of resident memory, robust against noise
-
-KEPT = 60       # minutes
-ENOUGH = 15     # fewer minutes than this say nothing about a leak
-
+# -- a counter's rate
 
 @dataclass(frozen=True, slots=True)
-class Trend:
-    """One point a minute, the last hour: (minutes, MiB)."""
+class Counter:
+    """(at, count), one in RATE_STEP_S, of the last RATE_S."""
 
     points: tuple[tuple[float, float], ...] = ()
 
 
-def with_point(trend: Trend, at: float, value_bytes: int) -> Trend:
-    minutes = at / 60
-    if trend.points and minutes - trend.points[-1][0] < 1:
-        return trend
-    return Trend((*trend.points, (minutes, value_bytes / 2**20))[-KEPT:])
+def counted(counter: Counter, at: float, count: float | None) -> Counter:
+    """A count that fell belongs to another process: begin anew."""
+    if count is None or (counter.points and at - counter.points[-1][0] < RATE_STEP_S):
+        return counter
+    if counter.points and count < counter.points[-1][1]:
+        return Counter(((at, count),))
+    recent = tuple(point for point in counter.points if at - point[0] <= RATE_S)
+    return Counter((*recent, (at, count)))
 
 
-def slope(trend: Trend) -> float | None:
-    """Theil-Sen: the median of all pairwise slopes, MiB a minute; None while fewer than ENOUGH points are known."""
-    if len(trend.points) < ENOUGH:
+def per_minute(counter: Counter) -> float | None:
+    """None while less than half of RATE_S is known."""
+    if not counter.points:
         return None
-    return median((y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(trend.points, 2))
-
+    (began, low), (ended, high) = counter.points[0], counter.points[-1]
+    return (high - low) * 60 / (ended - began) if ended - began >= RATE_S / 2 else None

@@ -10,29 +10,23 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from vllm_watchdog.core import gate, incidents, policy
+from vllm_watchdog.core import incidents, policy, reasons, story
 from vllm_watchdog.core.blame import specificity
 from vllm_watchdog.core.commands import Alert, Command, Drain, Dump, Kill, Record, SampleGpus, Say, Sleep, Spawn, Term, Wake
-from vllm_watchdog.core.incidents import Incident, Urgency
+from vllm_watchdog.core.incidents import Flight, Incident, Urgency
+from vllm_watchdog.core.levels import levels_of
 from vllm_watchdog.core.liveness import Pulse
 from vllm_watchdog.core.policy import Do, Phase, Sign
-from vllm_watchdog.core.symptoms import Trend
 from vllm_watchdog.core.verdict import Finding
 from vllm_watchdog.core.world import NOT_YET, Engine, World
 
-HOST = "host"       # the service of symptoms that belong to no engine
+HOST = incidents.HOST
 DAY_S = 86400.0
 BUNDLE_S = 10.0     # a bundle is as finished as it is by then
 LOOK_S = 0.1        # how often the GPUs are sampled while an engine waits for their memory: it was back after 0.17-0.43 s
 OOMS = frozenset({"oom_runtime", "startup_oom"})
-WHY_BY_PHASE = {
-    Phase.STARTING: ("spawn_failed", "it was not started within {limits.spawn_s:.0f} s"),
-    Phase.LOADING: ("load_timeout", "not ready after {limits.load_s:.0f} s"),
-    Phase.DOZING: ("sleep_failed", "it did not fall asleep within {limits.sleep_s:.0f} s"),
-    Phase.WAKING: ("wake_failed", "it was not awake, with a token, within {limits.wake_s:.0f} s"),
-    Phase.SUSPECT: ("engine_hang", "no token for {still:.0f} s: the counters stand still and a one-token request "
-                                   "is not answered"),
-}
+OOM_RATE_S = 300.0
+DOWN = "engine_down"    # of a service, so it does not end with a process
 
 
 class Turn:
@@ -41,10 +35,6 @@ class Turn:
         self.at = at
         self.world = replace(world, at=at)
         self.commands: list[Command] = []
-
-    @property
-    def stamp(self) -> str:
-        return incidents.stamp(self.wall)
 
     @property
     def wall(self) -> float:
@@ -66,7 +56,7 @@ class Turn:
     def sign(self, name: str, sign: Sign, doom: str = "") -> None:
         """Tell the policy of one engine what happened, and carry out its decision."""
         engine = self.world.engine(name)
-        if sign is Sign.TIMEOUT and not engine.cause and engine.phase in WHY_BY_PHASE:
+        if sign is Sign.TIMEOUT and not engine.cause and engine.phase in reasons.OVERDUE:
             class_, why = self._why_overdue(engine)
             engine = self.change(name, cause=class_, why=why)
         event = policy.Event(self.at, sign, doom)
@@ -75,18 +65,27 @@ class Turn:
         self.change(name, life=life, since=self.at if life.phase is not was else engine.since)
         if life.phase is not was:
             self.say("engine.phase", engine=engine.mark, was=was, now=life.phase, because=sign)
-            self.note(name, "phase", f"{engine.name}: {was} -> {life.phase}")
+            self._passed(engine, was, sign, life.phase)
         for action in actions:
             CARRY_OUT[action](self, name)
 
+    def _passed(self, engine: Engine, was: Phase, sign: Sign, now: Phase) -> None:
+        """A change of phase in the incident's words: some are deeds of ours, and some need no human any more."""
+        self.note(engine.name, "phase", f"{engine.name}: {was} -> {now}")
+        if (was, sign) in DEEDS:
+            self.note(engine.name, DEEDS[was, sign], str(engine.mark), engine=str(engine.mark))
+        incident = self.world.incident(self.service_of(engine.name))
+        if incident and incident.paged_for == engine.name:
+            self.world = self.world.with_incident(replace(incident, page="", paged_for=""))
+
     def _why_overdue(self, engine: Engine) -> tuple[str, str]:
-        class_, why = WHY_BY_PHASE[engine.phase]
+        class_, why = reasons.OVERDUE[engine.phase]
         return class_, why.format(limits=engine.plan.limits, still=self.at - engine.pulse.sign_at)
 
     def overdue(self, name: str) -> None:
         """A phase lasted too long, and `pause` keeps us from acting: tell it."""
         engine = self.world.engine(name)
-        if engine.phase in WHY_BY_PHASE:
+        if engine.phase in reasons.OVERDUE:
             self.fault(name, *self._why_overdue(engine))
 
     def _spawn(self, name: str) -> None:
@@ -96,10 +95,11 @@ class Turn:
             self.world = replace(self.world, restarts=(*recent, self.at))
         engine = Engine(
             plan=engine.plan, life=engine.life, generation=engine.generation + 1, since=self.at, spawned_at=self.at,
-            active_at=self.at, pulse=Pulse(since=self.at), metrics=NOT_YET, trend=Trend(), ooms=engine.ooms,
+            active_at=self.at, pulse=Pulse(since=self.at), metrics=NOT_YET, ooms=engine.ooms,
+            renewed_at=engine.renewed_at,
         )
         self.world = self.world.with_engine(engine)
-        self.note(name, "action", f"starting {engine.mark}")
+        self.note(name, "started", f"starting {engine.mark}", engine=str(engine.mark))
         self.do(Spawn(engine.mark))
 
     def _dump(self, name: str) -> None:
@@ -148,16 +148,16 @@ class Turn:
 
     def _wake(self, name: str) -> None:
         engine = self.world.engine(name)
-        self.note(name, "action", f"waking {engine.mark}")
+        self.note(name, "woken", f"waking {engine.mark}", engine=str(engine.mark))
         self.do(Wake(engine.mark, engine.plan.limits.wake_s))
 
     def page(self, name: str) -> None:
         engine = self.world.engine(name)
-        class_, text = PAGES[engine.phase](self.world, engine)
+        class_, text = reasons.PAGES[engine.phase](self.world, engine)
         incident = self.symptom(name, class_, Urgency.PAGE, text)
         if engine.phase is Phase.HELD and engine.life.doom:
             incident = replace(incident, class_=class_, text=engine.why)    # what keeps it down is the cause now
-        self.world = self.world.with_incident(replace(incident, page=text))
+        self.world = self.world.with_incident(replace(incident, page=text, paged_for=name))
 
     def send(self, kind: type[Kill] | type[Term] | type[Drain], name: str) -> None:
         self.do(kind(self.world.engine(name).mark))
@@ -165,7 +165,8 @@ class Turn:
     def _drain(self, name: str) -> None:
         """Nothing of it is left, so nothing will say that its symptoms have cleared."""
         cards = {f"gpu{gpu}" for gpu in self.world.engine(name).plan.gpus}
-        watches = tuple(watch for watch in self.world.watches if watch.subject != name
+        watches = tuple(watch for watch in self.world.watches
+                        if (watch.subject != name or watch.class_ == DOWN)
                         and not (watch.class_ == "vram_growth" and watch.subject in cards))
         self.world = replace(self.world, watches=watches)
         self.send(Drain, name)
@@ -178,39 +179,77 @@ class Turn:
     def blame(self, name: str) -> Incident:
         """The failure of this generation joins, or opens, the service's incident."""
         engine = self.world.engine(name)
-        why = engine.why or (_exit(engine.exit_code) if engine.exit_code is not None else "it is gone")
+        why = engine.why or (reasons.exited(engine.exit_code) if engine.exit_code is not None else "it is gone")
         self.change(name, cause=engine.blame, why=why)
         incident = self.symptom(name, engine.blame, Urgency.CRITICAL, why)
+        self._count_failure(engine)
         if engine.in_flight:
-            self.change(name, in_flight="")
-            self.note(name, "in flight", engine.in_flight)
-        return incident
+            self.change(name, in_flight=None)
+            self.flown(name, engine.in_flight)
+        return self.world.incident(incident.service) or incident
+
+    def _count_failure(self, engine: Engine) -> None:
+        """A restart answers each failure; too many in a day are no accident.  An unplanned gap is an outage from now on."""
+        recent = tuple((mark, at) for mark, at in self.world.failed if at > self.at - DAY_S and mark != engine.mark)
+        self.world = replace(self.world, failed=(*recent, (engine.mark, self.at)))
+        count = sum(mark.engine == engine.name for mark, _ in self.world.failed)
+        if count > self.world.plan.thresholds.crash_loop:
+            text = f"{engine.name} failed {count} times within a day; a restart does not cure it"
+            self.symptom(engine.name, "crash_loop", Urgency.WARNING, text)
+        service = self.world.service(engine.name)
+        if service.wanted == engine.name:
+            self.world = self.world.with_service(replace(service, excused_until=-inf))
+
+    def _count_ooms(self, name: str) -> None:
+        service, limit = self.service_of(name), self.world.plan.thresholds.oom_rate
+        count = sum(at > self.at - OOM_RATE_S for engine in self.world.engines
+                    if self.service_of(engine.name) == service for at in engine.ooms)
+        if count > limit:
+            self.symptom(name, "oom_rate", Urgency.WARNING, f"out of memory {count} times within {OOM_RATE_S:.0f} s")
 
     def symptom(self, name: str, class_: str, urgency: Urgency, text: str, findings: tuple[Finding, ...] = ()) -> Incident:
         """A symptom of an engine, or of the host, joins or opens the incident of its service."""
         service = self.service_of(name)
-        incident = self.world.incident(service)
-        if incident is None:
-            generation = 0 if name == HOST else self.world.engine(name).generation
-            incident = incidents.opened(service, name, generation, class_, urgency, text, self.at, self.wall)
+        engine = None if name == HOST else self.world.engine(name)
+        known = self.world.incident(service)
+        if known is None:
+            incident = incidents.opened(service, name, engine.generation if engine else 0, class_, urgency, text,
+                                        self.at, self.wall)
         else:
-            incident = incidents.joined(incident, class_, urgency, text, self.at)
+            incident = incidents.joined(known, class_, urgency, text, self.at)
+        if known is None or (incident.class_ != known.class_ and engine and engine.phase in policy.ALIVE):
+            incident = self.measured(incident, engine)
+        if engine and engine.ended:
+            incident = replace(incident, ended=engine.ended)
         incident = incidents.proved(incident, findings)
         self.world = self.world.with_incident(incident)
         return incident
 
-    def note(self, name: str, what: str, text: str) -> None:
-        """A line in the timeline of the service's incident, if one is open."""
+    def measured(self, incident: Incident, engine: Engine | None) -> Incident:
+        """With the memory of this moment: of a dead engine the samples would show what it has given back."""
+        levels = levels_of(self.world, engine)
+        return replace(incident, levels=levels, args=engine.plan.args, port=engine.plan.port) if engine else replace(
+            incident, levels=levels)
+
+    def amend(self, name: str, change: Callable[[Incident], Incident]) -> None:
+        """The service's incident as `change` makes it, if one is open."""
         incident = self.world.incident(self.service_of(name))
         if incident is not None:
-            self.world = self.world.with_incident(incidents.noted(incident, self.at, what, text))
+            self.world = self.world.with_incident(change(incident))
+
+    def note(self, name: str, what: str, text: str, **facts: str) -> None:
+        """A line in the timeline of the service's incident, if one is open."""
+        self.amend(name, lambda incident: incidents.noted(incident, self.at, what, text, **facts))
+
+    def flown(self, name: str, flight: Flight) -> None:
+        """The requests of a death, into the open incident."""
+        self.note(name, "in flight", story.flight_of(flight).en)
+        self.amend(name, lambda incident: incidents.flown(incident, flight))
 
     def cleared(self, name: str, text: str) -> None:
         """A symptom has ended: its incident is calm from now on."""
         self.note(name, "cleared", text)
-        incident = self.world.incident(self.service_of(name))
-        if incident is not None:
-            self.world = self.world.with_incident(replace(incident, touched_at=self.at))
+        self.amend(name, lambda incident: replace(incident, touched_at=self.at))
 
     def fault(self, name: str, class_: str, text: str, findings: tuple[Finding, ...] = (), doom: bool = False) -> None:
         """A failure of the running generation that waiting does not mend.
@@ -225,10 +264,12 @@ class Turn:
         news = specificity(class_) > specificity(engine.cause)
         if news:
             engine = self.change(name, cause=class_, why=text)
-        if class_ in OOMS and not (engine.ooms and engine.ooms[-1] >= engine.spawned_at):
+        if class_ in OOMS and not engine.oomed:
             recent = tuple(at for at in engine.ooms if at > self.at - engine.plan.limits.window_s)
-            self.change(name, ooms=(*recent, self.at))
+            self.change(name, ooms=(*recent, self.at), oomed=True)
         self.symptom(name, class_, Urgency.CRITICAL, text, findings)
+        if class_ in OOMS:
+            self._count_ooms(name)
         reason = class_ if doom else ""
         if not (self.world.paused and engine.phase in policy.ALIVE):
             self.sign(name, Sign.FAULT, doom=reason)
@@ -237,7 +278,7 @@ class Turn:
             event = policy.Event(self.at, Sign.FAULT, reason)
             self.change(name, life=policy.remember(self.world.engine(name).life, event, engine.plan.limits))
         if news:
-            self.note(name, "paused", f"{name} is left alone: automatic actions are paused")
+            self.note(name, "paused", f"{name} is left alone: automatic actions are paused", engine=name)
 
     def flush(self) -> tuple[Command, ...]:
         """The commands of this turn, with the records and alerts that changed incidents owe."""
@@ -254,6 +295,12 @@ class Turn:
         return tuple(self.commands)
 
 
+# Changes of phase that are deeds of ours, as the timeline calls them.
+DEEDS = {
+    (Phase.DUMPING, Sign.DUMPED): "stopped",
+    (Phase.DUMPING, Sign.TIMEOUT): "stopped",
+    (Phase.STOPPING, Sign.TIMEOUT): "killed",
+}
 CARRY_OUT: dict[Do, Callable[[Turn, str], None]] = {
     Do.LOOK: Turn._look,
     Do.SPAWN: Turn._spawn,
@@ -267,38 +314,3 @@ CARRY_OUT: dict[Do, Callable[[Turn, str], None]] = {
     Do.PAGE: Turn.page,
 }
 
-
-def _exit(code: int) -> str:
-    return f"it was ended by signal {-code}, which we did not send" if code < 0 else f"it exited with code {code}"
-
-
-def _held(engine: Engine) -> tuple[str, str]:
-    limits = engine.plan.limits
-    if engine.life.doom:
-        return engine.life.doom, f"{engine.name} is held: another try would fail alike ({engine.why})"
-    failures = len(engine.life.failures)
-    return "budget_spent", (f"{engine.name} is held: {failures} failures within {limits.window_s:.0f} s, "
-                            f"{limits.budget} are allowed; the last was {engine.blame}")
-
-
-def _no_room(world: World, engine: Engine) -> tuple[str, str]:
-    others = gate.rivals(engine.plan, ((e.plan, e.phase) for e in world.engines))
-    strays = gate.in_the_way(engine.plan, world.strays, world.plan.engines)
-    why = [f"{name} still has processes" for name in others] + [f"{mark} is not gone yet" for mark in strays]
-    if held := gate.told(engine.plan, world.gpus, engine.mark):
-        why.append(held)
-    doing = "woken" if engine.phase is Phase.ASLEEP else "started"
-    return "vram_held", f"{engine.name} can't be {doing}: " + ("; ".join(why) or "no GPU sample has come")
-
-
-def _wedged(engine: Engine) -> tuple[str, str]:
-    return "wedged", (f"{engine.mark} survived SIGKILL for {engine.plan.limits.kill_s:.0f} s (PID {engine.pid}); no second "
-                      "engine is started on its GPUs; the driver or a reboot must free them")
-
-
-PAGES: dict[Phase, Callable[[World, Engine], tuple[str, str]]] = {
-    Phase.HELD: lambda _, engine: _held(engine),
-    Phase.RELEASING: _no_room,
-    Phase.ASLEEP: _no_room,
-    Phase.WEDGED: lambda _, engine: _wedged(engine),
-}

@@ -6,14 +6,15 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from vllm_watchdog.core.failover import Service
-from vllm_watchdog.core.incidents import Incident
+from vllm_watchdog.core.incidents import Ended, Flight, Incident, remind_at
+from vllm_watchdog.core.leaks import Growth, Trends
 from vllm_watchdog.core.liveness import Pulse
 from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.plan import EnginePlan, Plan
 from vllm_watchdog.core.policy import AT_REST, NAPPING, ONLY_WHEN_ACTIVE, Phase, State
 from vllm_watchdog.core.readings import Gpu, Health, Host, Mark, Metrics, Tree, Unknown
-from vllm_watchdog.core.symptoms import Trend, Watch
+from vllm_watchdog.core.symptoms import Counter, Watch
 
 NOT_YET = Unknown(0.0, "not sampled yet")
 
@@ -35,15 +36,22 @@ class Engine:
     pulse: Pulse = Pulse()
     metrics: Metrics | Unknown = NOT_YET
     tree: Tree | None = None
-    trend: Trend = Trend()
+    trends: Trends = ()
+    growths: tuple[Growth, ...] = ()            # what the trends say, as judged last
+    preempted: Counter = Counter()
     warm: tuple[tuple[int, int], ...] = ()      # (card, bytes) in use after warm-up
+    warm_rss: int | None = None         # bytes resident after warm-up
     cause: str = ""                     # class of this generation's failure, the most specific seen
     why: str = ""                       # the sentence that proves it
     dumped: bool = False                # this generation's evidence is taken
     bundles: int = 0                    # asked for of this generation, and not finished
+    adopted: bool = False               # an earlier daemon started this generation
     exit_code: int | None = None
-    in_flight: str = ""                 # what the gateway said of its requests, until an incident takes it
-    ooms: tuple[float, ...] = ()
+    ended: Ended | None = None          # how this generation ended
+    in_flight: Flight | None = None     # what the gateway said of its requests, until an incident takes it
+    ooms: tuple[float, ...] = ()        # one a generation
+    oomed: bool = False                 # this generation is among them
+    renewed_at: float = -inf            # last planned restart
 
     @property
     def name(self) -> str:
@@ -64,6 +72,15 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An operator's question that is answered when its bundles are written: `waiting` for these, `told` of the others."""
+
+    ref: int
+    waiting: tuple[str, ...]
+    told: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     plan: Plan = Plan()
     boot_id: str = ""
@@ -80,10 +97,12 @@ class World:
     watches: tuple[Watch, ...] = ()
     incidents: tuple[Incident, ...] = ()        # open ones
     bundled: tuple[tuple[str, float], ...] = ()  # (class/subject, when its last bundle was taken)
+    snapshots: tuple[Snapshot, ...] = ()        # operators who wait for theirs
     paused: bool = False
     stopping: bool = False
     strays_until: float = inf           # a stop waits this long for strays that do not go
     restarts: tuple[float, ...] = field(default=())     # of the last day
+    failed: tuple[tuple[Mark, float], ...] = ()         # generations that failed within the last day
 
     def engine(self, name: str) -> Engine:
         """Raises KeyError for a name that is not configured."""
@@ -132,7 +151,14 @@ def due_at(world: World, engine: Engine) -> float:
 def next_deadline(world: World) -> float:
     """The instant at which a Tick is due at the latest."""
     strays_until = world.strays_until if world.strays and world.at < world.strays_until else inf
-    return min((world.look_at, strays_until, *(due_at(world, engine) for engine in world.engines)))
+    remind = (remind_at(incident, world.plan.remind_s) for incident in world.incidents)
+    return min((world.look_at, strays_until, *remind, *(due_at(world, engine) for engine in world.engines)))
+
+
+def _untold(world: World, engine: Engine) -> bool:
+    """It has failed, and its incident is not open yet: its cause is still being read."""
+    failed = engine.life.charged and engine.phase not in AT_REST
+    return failed and world.incident(world.plan.service_of(engine.name)) is None
 
 
 def remembered(world: World) -> Memory:
@@ -149,7 +175,8 @@ def remembered(world: World) -> Memory:
                 held=(engine.life.doom or engine.blame) if engine.phase is Phase.HELD and not forgiven else "",
                 why=engine.why if engine.phase is Phase.HELD and not forgiven else "",
                 asleep=engine.phase in NAPPING,
-                served=engine.phase is Phase.SERVING,
+                served=engine.phase is Phase.SERVING or _untold(world, engine),
+                renewed_at=engine.renewed_at,
             )
             for engine in world.engines
         ),

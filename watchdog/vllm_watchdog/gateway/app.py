@@ -95,6 +95,8 @@ class Gateway:
         while True:
             await asyncio.sleep(sweep_s)
             self.dispatcher.sweep(self.loop.time())
+            for message in self.dispatcher.waits(self.loop.time()):
+                self.follow.tell(message)
 
     def stop(self) -> None:
         """From a signal."""

@@ -7,7 +7,7 @@ the exchange's own business, and `deaths`'.  Never waits; what waits is a task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from itertools import count
 from typing import Any, Protocol
 
@@ -98,6 +98,12 @@ class Dispatcher:
         for station in self.stations.values():
             station.pool.sweep(at)
 
+    def waits(self, at: float) -> Iterator[dict[str, Any]]:
+        """What the daemon shall know of holds that have ended."""
+        for line in self.lines.values():
+            if line.open is not None and not line.hold.waiting and (message := line.waits.told(line.service.name, at)):
+                yield message
+
     # -- requests
 
     def open(self, down: Downstream, head: RequestHead) -> Exchange:
@@ -144,8 +150,8 @@ class Dispatcher:
 
     def _hold(self, exchange: Exchange, line: Line) -> None:
         exchange.phase = Phase.WAITING
+        exchange.gap_at = exchange.gap_at or self.now()
         if line.hold.put(exchange, exchange.size, self.now()):
-            exchange.gap_at = self.now()
             self.metrics.held += 1
         elif self.plan.hold_s <= 0:
             exchange.refuse(errors.NOT_SERVING.because(line.service.why))
@@ -171,7 +177,11 @@ class Dispatcher:
 
     def began(self, exchange: Exchange, status: int) -> None:
         """The response's first bytes go out: the body is needed no more."""
-        self.metrics.began(status, self.now() - exchange.gap_at if exchange.gap_at is not None else None)
+        since, at, line = exchange.gap_at, self.now(), exchange.line
+        self.metrics.began(status, at - since if since is not None else None)
+        if since is not None and line is not None and line.waited(since):
+            line.waits.answered(since, at, replayed=exchange.deaths > 0)
+        exchange.gap_at = None
         if exchange.size > kept_bytes:
             exchange.remember_digest()      # an incident may ask which requests were there
             self._drop_body(exchange)
@@ -186,6 +196,8 @@ class Dispatcher:
         self.exchanges.discard(exchange)
         self._drop_body(exchange)
         line, station = exchange.line, exchange.station
+        if line is not None and exchange.gap_at is not None and line.waited(exchange.gap_at):
+            line.waits.failed()
         if station is not None:
             station.leave(exchange)
             if not station.serves:

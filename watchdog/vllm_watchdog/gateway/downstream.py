@@ -12,8 +12,9 @@ from math import inf
 from typing import TYPE_CHECKING, cast
 
 from vllm_watchdog.gateway import errors
-from vllm_watchdog.gateway.framing import Chunked, Framing, FramingError, Length, UntilClose
-from vllm_watchdog.gateway.heads import CONTINUE, END, HEAD_LIMIT, BadHeadError, RequestHead, parse_request
+from vllm_watchdog.gateway.framing import Chunked, Length, UntilClose
+from vllm_watchdog.gateway.heads import CONTINUE, HEAD_LIMIT, BadHeadError, RequestHead
+from vllm_watchdog.gateway.incoming import BadBodyError, Body, cut_head
 from vllm_watchdog.gateway.routes import DEVELOPER_PATHS, Kind
 
 if TYPE_CHECKING:
@@ -28,15 +29,14 @@ body_bytes_per_s = 64 << 10  # slower than this a body gets no more time
 class Downstream(asyncio.Protocol):
     """`private`: this is the operators' socket."""
 
-    __slots__ = ("_buffer", "_buffer_paused", "_charged", "_deadline", "_flow", "_gate", "_parts", "_size", "_take", "_up",
-                 "exchange", "paused_at", "private", "transport")
+    __slots__ = ("_body", "_buffer", "_buffer_paused", "_charged", "_deadline", "_gate", "_take", "_up", "exchange",
+                 "paused_at", "private", "transport")
 
     def __init__(self, gate: Dispatcher, private: bool = False) -> None:
         self._gate, self.private = gate, private
         self._buffer = b""
-        self._parts: list[bytes] = []
-        self._size, self._charged = 0, 0        # bytes of the body that came; of them, kept here
-        self._flow: Framing | None = None
+        self._body: Body | None = None
+        self._charged = 0       # bytes of it that are kept here
         self._take: Callable[[bytes], None] = self._read_head
         self._up: Upstream | None = None
         self._deadline, self.paused_at = inf, inf
@@ -60,7 +60,7 @@ class Downstream(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         exchange, self.exchange = self.exchange, None
-        self._take, self._parts, self._buffer, self._up = _nowhere, [], b"", None
+        self._take, self._body, self._buffer, self._up = _nowhere, None, b"", None
         self._gate.forget(self)
         self._release_bytes()
         if exchange is not None:
@@ -93,29 +93,19 @@ class Downstream(asyncio.Protocol):
     # -- a request's head
 
     def _read_head(self, data: bytes) -> None:
-        buffer = self._buffer + data if self._buffer else data
-        if buffer[:1] in b"\r\n":
-            buffer = buffer.lstrip(b"\r\n")
-        at = buffer.find(END)
-        if not 0 <= at <= HEAD_LIMIT:
-            self._incomplete(buffer)
-            return
-        self._buffer = buffer[at + 4 :]
+        buffer = (self._buffer + data if self._buffer else data).lstrip(b"\r\n")
         try:
-            head = parse_request(buffer[: at + 4])
+            found = cut_head(buffer)
         except BadHeadError as bad:
             self.refuse(bad.refusal)
             return
-        self._begin(head)
-
-    def _incomplete(self, buffer: bytes) -> None:
-        if not self._buffer and buffer:
+        if found is not None:
+            head, self._buffer = found
+            self._begin(head)
+            return
+        if buffer and not self._buffer:
             self._deadline = self._gate.now() + self._gate.plan.head_timeout_s
         self._buffer = buffer
-        if buffer and not 0x41 <= buffer[0] <= 0x5A:        # TLS, or noise
-            self.refuse(errors.BAD_REQUEST.because("a method was expected"))
-        elif len(buffer) > HEAD_LIMIT:
-            self.refuse(errors.HEAD_TOO_LARGE)
 
     def _begin(self, head: RequestHead) -> None:
         self._deadline = inf
@@ -132,8 +122,7 @@ class Downstream(asyncio.Protocol):
             return
         if head.expects and not self._buffer:
             self.transport.write(CONTINUE)
-        self._size = 0
-        self._flow = Chunked() if head.chunked else Length(head.length or 0)
+        self._body = Body(Chunked() if head.chunked else Length(head.length or 0), plan.max_body_bytes)
         self._deadline = self._gate.now() + plan.body_timeout_s
         if exchange.kind is Kind.OTHER:
             self._take = self._read_ahead
@@ -162,43 +151,42 @@ class Downstream(asyncio.Protocol):
     # -- its body, kept whole or passed on
 
     def _read_whole(self, data: bytes) -> None:
-        end = self._count(data, self._parts)
-        if end is None or self.exchange is None:
+        body, exchange = self._body, self.exchange
+        if body is None or exchange is None:
+            return
+        end = self._fed(data, body.keep)
+        if end is None:
             return
         self._charged += len(data)
         if not self._gate.charge(len(data)):
             self.refuse(errors.NO_MEMORY)
         elif end >= 0:
-            body, self._parts, self._flow, self._deadline = b"".join(self._parts), [], None, inf
-            self._buffer, self._take = data[end:], self._read_ahead
-            self._gate.charge(len(body) - self._charged)        # the framing isn't kept
+            whole = body.whole()
+            self._gate.charge(len(whole) - self._charged)       # the framing isn't kept
             self._charged = 0
-            self.exchange.ready(body)
+            exchange.ready(whole)
 
     def _read_on(self, data: bytes) -> None:
         """Streamed to the engine."""
-        end = self._count(data, None)
-        if end is None or self._up is None:
+        up = self._up
+        if self._body is None or up is None:
             return
-        self._up.send_on(data if end < 0 else data[:end])
-        if end >= 0:
-            self._flow, self._up, self._deadline = None, None, inf
-            self._buffer, self._take = data[end:], self._read_ahead
+        end = self._fed(data, self._body.count)
+        if end is not None:
+            up.send_on(data if end < 0 else data[:end])
 
-    def _count(self, data: bytes, parts: list[bytes] | None) -> int | None:
+    def _fed(self, data: bytes, feed: Callable[[bytes], int]) -> int | None:
         """As Framing.feed; None: the request was refused."""
-        if self._flow is None:
-            return None
         try:
-            end = self._flow.feed(data, parts)
-        except FramingError as error:
-            self.refuse(errors.BAD_REQUEST.because(str(error)))
+            end = feed(data)
+        except BadBodyError as bad:
+            self.refuse(bad.refusal)
             return None
-        self._size += len(data)
-        self._deadline += len(data) / body_bytes_per_s
-        if self._size > self._gate.plan.max_body_bytes + HEAD_LIMIT:
-            self.refuse(errors.BODY_TOO_LARGE)
-            return None
+        if end < 0:
+            self._deadline += len(data) / body_bytes_per_s
+        else:
+            self._body, self._up, self._deadline = None, None, inf
+            self._buffer, self._take = data[end:], self._read_ahead
         return end
 
     def _release_bytes(self) -> None:
@@ -207,14 +195,14 @@ class Downstream(asyncio.Protocol):
 
     def stream_to(self, upstream: Upstream) -> None:
         """The engine is connected: the body may pass."""
-        if self._flow is not None:
+        if self._body is not None:
             self._up, self._take = upstream, self._read_on
             self.transport.resume_reading()
             self._take_buffer()
 
     def tunnel_to(self, upstream: Upstream) -> None:
         """The engine has switched protocols: bytes both ways from here."""
-        self._flow, self._take = UntilClose(), upstream.send_on
+        self._body, self._take = Body(UntilClose(), 0), upstream.send_on
         self._take_buffer()
         self.transport.resume_reading()
 
@@ -238,7 +226,7 @@ class Downstream(asyncio.Protocol):
     @property
     def body_pending(self) -> bool:
         """Part of the request has still to come: this connection can't carry another."""
-        return self._flow is not None
+        return self._body is not None
 
     def finished(self, keep_alive: bool) -> None:
         """The exchange is over, its response written."""
@@ -280,7 +268,7 @@ class Downstream(asyncio.Protocol):
         self._close(True)
 
     def _close(self, pending: bool) -> None:
-        self._take, self._parts, self._buffer = _nowhere, [], b""
+        self._take, self._body, self._buffer = _nowhere, None, b""
         self._release_bytes()
         if not pending or self.transport.is_closing():
             self.transport.close()
@@ -299,7 +287,7 @@ class Downstream(asyncio.Protocol):
         if at - self.paused_at > self._gate.plan.body_timeout_s:
             self.transport.abort()
         elif at > self._deadline:
-            reading = self._take != _nowhere and (self._buffer or self._flow is not None)
+            reading = self._take != _nowhere and (self._buffer or self._body is not None)
             self._deadline = inf
             if reading:
                 self.refuse(errors.HEAD_TIMEOUT)

@@ -1,11 +1,13 @@
 """Heads of requests and responses: parsed by httptools, checked, stripped of what is meant for one hop only.  Pure.
 
 Whatever could be read in two ways (two lengths, a length and chunks, folded lines, bare line feeds, a chunked HTTP/1.0)
-is refused; httptools (llhttp) refuses most of it itself.  RFC 9110 7.6.1, RFC 9112 3.2 and 6.
+is refused; httptools (llhttp) refuses most of it itself.  RFC 9110 7.6.1, RFC 9112 3.2 and 6.  The heads of one client
+differ in their length at most, and an engine's by the second, so what was parsed is kept for a while.
 """
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -18,11 +20,13 @@ HEAD_LIMIT = 64 << 10
 END = b"\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 SWITCHING = 101
-CACHED = 256        # response heads, parsed
+CACHED = 256        # heads, parsed, of each direction
+CACHED_LIMIT = 4 << 10      # bytes of one
 
 HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"transfer-encoding", b"upgrade"})
 NEVER_NAMED = frozenset({b"host", b"content-length"})   # a client must not hide a length from the engine
-NOT_SENT_ON = HOP_BY_HOP | {b"expect"}          # which we answer ourselves
+NOT_SENT_ON = HOP_BY_HOP | {b"expect", b"content-length"}       # we answer the one, and write the other again
+LENGTH = re.compile(rb"\r\nContent-Length: ?([0-9]{1,18})(?=\r\n)", re.IGNORECASE)
 USUAL: tuple[list[bytes], ...] = ([], [b"keep-alive"], [b"close"])       # members of Connection
 NOTED = HOP_BY_HOP | NEVER_NAMED | {b"expect", b"x-no-replay", b"content-type"}
 BODILESS = frozenset({204, 304})
@@ -39,19 +43,19 @@ class BadHeadError(Exception):
 
 
 class RequestHead(NamedTuple):
-    """`path`: decoded, without query.  `pairs`: the headers for the engine.  `length` None: no Content-Length."""
+    """`path`: decoded, without query.  `onward`: for the engine, still without its length and its end.  `length` None: no
+    Content-Length."""
 
     method: bytes
-    target: bytes
     path: str
     http11: bool
-    pairs: Pairs
+    onward: bytes
     keep_alive: bool
-    length: int | None
     chunked: bool
     expects: bool
     upgrade: bytes | None
     no_replay: bool
+    length: int | None
 
 
 class ResponseHead(NamedTuple):
@@ -108,6 +112,15 @@ class _Reader:
 
 def parse_request(raw: bytes) -> RequestHead:
     """`raw`: a head with its empty line.  Raises BadHeadError."""
+    found = LENGTH.search(raw)
+    if found is None or len(raw) > CACHED_LIMIT:
+        return _parse_request(raw)
+    # Any other length in it, however it is written, is a second one to the parser, and refused.
+    head = _known_request(b"%b0%b" % (raw[: found.start(1)], raw[found.end(1) :]))
+    return RequestHead(*head[:-1], int(found[1]))
+
+
+def _parse_request(raw: bytes) -> RequestHead:
     reader = _Reader()
     parser = httptools.HttpRequestParser(reader)
     try:
@@ -124,6 +137,9 @@ def parse_request(raw: bytes) -> RequestHead:
     return _request(reader, parser.get_method(), version == "1.1")
 
 
+_known_request = lru_cache(CACHED)(_parse_request)
+
+
 def _request(reader: _Reader, method: bytes, http11: bool) -> RequestHead:
     connection = reader.tokens(b"connection")
     chunked = _request_chunked(reader, http11)
@@ -136,12 +152,15 @@ def _request(reader: _Reader, method: bytes, http11: bool) -> RequestHead:
     if expect is not None and expect.lower() != b"100-continue":
         raise BadHeadError(EXPECTATION)
     upgrade = reader.first(b"upgrade") if b"upgrade" in connection and http11 else None
+    pairs = reader.pairs(NOT_SENT_ON if connection in USUAL else _dropped(connection) | NOT_SENT_ON)
+    lines = [b"%b %b HTTP/1.1" % (method, reader.url), *map(b"%b: %b".__mod__, pairs)]
+    if upgrade:
+        lines.append(b"Connection: Upgrade\r\nUpgrade: " + upgrade)
     return RequestHead(
-        method, reader.url, path_of(reader.url), http11,
-        reader.pairs(NOT_SENT_ON if connection in USUAL else _dropped(connection) | NOT_SENT_ON),
+        method, path_of(reader.url), http11, b"\r\n".join([*lines, b""]),
         b"close" not in connection and (http11 or b"keep-alive" in connection),
-        int(length) if length is not None else None, chunked,
-        expect is not None and http11, upgrade, b"x-no-replay" in reader.noted,
+        chunked, expect is not None and http11, upgrade, b"x-no-replay" in reader.noted,
+        int(length) if length is not None else None,
     )
 
 
@@ -169,12 +188,10 @@ def path_of(target: bytes) -> str:
 
 def encode_request(head: RequestHead, body: bytes | None) -> bytes:
     """For the engine.  `body`: the whole of it, None where it is streamed on in the client's framing."""
-    lines = [b"%b %b HTTP/1.1" % (head.method, head.target), *map(b"%b: %b".__mod__, head.pairs)]
-    if head.chunked:
-        lines.append(b"Transfer-Encoding: chunked" if body is None else b"Content-Length: %d" % len(body))
-    if head.upgrade:
-        lines.append(b"Connection: Upgrade\r\nUpgrade: " + head.upgrade)
-    return b"\r\n".join(lines) + END
+    length = len(body) if head.chunked and body is not None else head.length
+    if length is not None:
+        return b"%bContent-Length: %d\r\n\r\n" % (head.onward, length)
+    return head.onward + (b"Transfer-Encoding: chunked\r\n\r\n" if head.chunked else b"\r\n")
 
 
 @lru_cache(CACHED)

@@ -9,6 +9,7 @@ from vllm_watchdog.gateway.hold import Hold
 from vllm_watchdog.gateway.report import Casualty
 from vllm_watchdog.gateway.routes import Kind, Service, Target
 from vllm_watchdog.gateway.upstream import Pool
+from vllm_watchdog.gateway.waits import Waits
 
 if TYPE_CHECKING:
     from vllm_watchdog.gateway.relay import Exchange
@@ -54,6 +55,7 @@ class Line:
         self.service, self.hold = service, hold
         self.station: Station | None = None
         self.down_since: float | None = at
+        self.waits = Waits()
 
     @property
     def open(self) -> Station | None:
@@ -67,9 +69,15 @@ class Line:
     def mark(self, at: float) -> None:
         """Notes since when nobody serves."""
         if self.open is not None:
+            if self.down_since is not None:
+                self.waits.up_at = at
             self.down_since = None
         elif self.down_since is None:
             self.down_since = at
+
+    def waited(self, since: float) -> bool:
+        """Did a request that waits since then wait for an engine, and not for room?"""
+        return self.down_since is not None or since < self.waits.up_at
 
     def __str__(self) -> str:
         target = self.station.target if self.station is not None else None

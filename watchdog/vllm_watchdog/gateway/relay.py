@@ -12,13 +12,13 @@ ends it in any phase.
 from __future__ import annotations
 
 import asyncio
-import re
 from enum import StrEnum, auto
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from vllm_watchdog.gateway import errors
-from vllm_watchdog.gateway.heads import NO_ANSWER, SWITCHING, RequestHead, ResponseHead, encode_request
+from vllm_watchdog.gateway.heads import SWITCHING, RequestHead, ResponseHead, encode_request
+from vllm_watchdog.gateway.last_words import Answer, hung_up_s, of_status_s, patience_s
 from vllm_watchdog.gateway.reply import Reply
 from vllm_watchdog.gateway.routes import Kind
 
@@ -28,12 +28,7 @@ if TYPE_CHECKING:
     from vllm_watchdog.gateway.lines import Line, Station
     from vllm_watchdog.gateway.upstream import Upstream
 
-patience_s = 1.5                            # vLLM's port closes within 1 s after its last 500 (seen on 0.24 and 0.32)
-last_words_s = {500: patience_s, 502: patience_s, 503: 0.3}     # 503 is also vLLM's "queue full": don't sit on it
-hung_up_s = 0.3                             # the kernel closes a dead process's port at once
-kept_limit = 64 << 10                       # bytes of a doubted response
-resend_limit = 1                            # to an engine that lives but hung up
-ERROR_EVENT = re.compile(rb'(?:[0-9A-Fa-f]+\r\n)?(?:event: ?error\r?\n)?data: ?\{"error"')   # a stream's only event
+resend_limit = 1    # to an engine that lives but hung up
 
 
 class Phase(StrEnum):
@@ -49,9 +44,8 @@ class Exchange:
     """`body` None: it is streamed, or no longer needed.  `gap_at`: since when it has waited for an engine.
     `reached`: the engine may have seen it, so it may be why the engine died."""
 
-    __slots__ = ("_answer", "_broken", "_digest", "_ended", "_gate", "_kept", "_reply", "_resent", "_task", "_timer",
-                 "_upstream", "alone", "at", "body", "deaths", "down", "gap_at", "head", "id", "kind", "line", "phase",
-                 "reached", "size", "station")
+    __slots__ = ("_answer", "_digest", "_gate", "_reply", "_resent", "_task", "_timer", "_upstream", "alone", "at", "body",
+                 "deaths", "down", "gap_at", "head", "id", "kind", "line", "phase", "reached", "size", "station")
 
     def __init__(self, gate: Dispatcher, down: Downstream, head: RequestHead, kind: Kind, id_: int) -> None:
         self._gate, self.down, self.head, self.kind, self.id = gate, down, head, kind, id_
@@ -68,12 +62,7 @@ class Exchange:
         self._upstream: Upstream | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._forget_answer()
-
-    def _forget_answer(self) -> None:
-        self._answer: ResponseHead = NO_ANSWER
-        self._kept: list[bytes] = []
-        self._ended, self._broken = False, False
+        self._answer = Answer()
 
     @property
     def repeatable(self) -> bool:
@@ -107,12 +96,9 @@ class Exchange:
         if upstream is not None:
             self._send_on(upstream)
         else:
-            self._connect(station)
+            self._task = self._gate.spawn(self._connect(station))
 
-    def _connect(self, station: Station) -> None:
-        self._task = self._gate.spawn(self._connecting(station))
-
-    async def _connecting(self, station: Station) -> None:
+    async def _connect(self, station: Station) -> None:
         try:
             upstream = await station.pool.connect()
         except (OSError, TimeoutError) as error:
@@ -135,10 +121,10 @@ class Exchange:
             self.down.write(head.raw)
 
     def on_head(self, upstream: Upstream, head: ResponseHead) -> None:
-        self._answer = head
+        self._answer.head = head
         upstream.write = self._first
-        if self._suspicious() and head.status in last_words_s:
-            self._doubt(last_words_s[head.status])
+        if self._suspicious() and head.status in of_status_s:
+            self._doubt(of_status_s[head.status])
         elif not self.repeatable:
             self._begin(b"")
         if head.status == SWITCHING:
@@ -150,7 +136,7 @@ class Exchange:
         return self.kind is Kind.GENERATION and self.repeatable
 
     def _first(self, data: bytes) -> None:
-        if self._answer.event_stream and self._suspicious() and ERROR_EVENT.match(data):
+        if self._answer.is_error_event(data) and self._suspicious():
             self._doubt(patience_s)
             self._keep(data)
         else:
@@ -160,8 +146,8 @@ class Exchange:
         if self.phase is Phase.BEGUN:
             return
         self.phase = Phase.BEGUN
-        self._gate.began(self, self._answer.status)
-        write = self._reply.begin(self._answer, data)
+        self._gate.began(self, self._answer.head.status)
+        write = self._reply.begin(self._answer.head, data)
         if self._upstream is not None:
             self._upstream.write = write
             if self.down.paused:
@@ -170,10 +156,10 @@ class Exchange:
     def on_end(self) -> None:
         self._upstream = None
         if self.phase is Phase.DOUBTED:
-            self._ended = True
+            self._answer.ended = True
         else:
             self._begin(b"")
-            self._finish(self._reply.stays(self._answer))
+            self._finish(self._reply.stays(self._answer.head))
 
     def on_lost(self, fresh: bool, insertable: bool) -> None:
         """The connection is gone before the response was whole."""
@@ -183,16 +169,16 @@ class Exchange:
                 self._gate.deaths.cut(self, self.station)
             self.cut(errors.ENGINE_CUT, insertable)
         elif self.phase is Phase.DOUBTED:
-            self._broken = True
-        elif not fresh and self.repeatable and self.station is not None:
-            self._connect(self.station)     # an idle connection that the engine has closed meanwhile
+            self._answer.broken = True
+        elif not fresh and self.repeatable and self.station is not None:    # idle, and closed by the engine meanwhile
+            self._task = self._gate.spawn(self._connect(self.station))
         else:
             self.unanswered()
 
     def unanswered(self) -> None:
         """Sent, and no answer will come: is the engine dead?"""
         if self.repeatable:
-            self._broken = True
+            self._answer.broken = True
             self._doubt(hung_up_s)
         else:
             self._doubt_engine()
@@ -219,20 +205,19 @@ class Exchange:
             self._gate.deaths.doubt(self.station)
 
     def _keep(self, data: bytes) -> None:
-        self._kept.append(data)
-        if self._upstream is not None and sum(map(len, self._kept)) > kept_limit:
+        if not self._answer.keep(data) and self._upstream is not None:
             self._upstream.transport.pause_reading()
 
     def _lives(self) -> None:
         """The engine did not die, so what it said stands."""
         self._timer = None
-        if self._broken:
+        answer = self._answer
+        if answer.broken:
             self._hung_up()
             return
-        self._begin(b"".join(self._kept))
-        self._kept = []
-        if self._ended:
-            self._finish(self._reply.stays(self._answer))
+        self._begin(answer.kept())
+        if answer.ended:
+            self._finish(self._reply.stays(answer.head))
         elif self._upstream is not None and not self.down.paused:
             self._upstream.transport.resume_reading()
 
@@ -241,14 +226,14 @@ class Exchange:
             self.refuse(errors.HUNG_UP)
             return
         self._resent += 1
-        self._forget_answer()
+        self._answer = Answer()
         self.phase = Phase.SENT
-        self._connect(self.station)
+        self._task = self._gate.spawn(self._connect(self.station))
 
     def retreat(self) -> None:
         """Its engine is dead: back to where it can be sent from again."""
         self._leave()
-        self._forget_answer()
+        self._answer = Answer()
         self.deaths += self.reached
         self.phase, self.station, self.reached = Phase.WAITING, None, False
 
@@ -265,7 +250,7 @@ class Exchange:
     def cut(self, refusal: errors.Refusal, insertable: bool) -> None:
         """A response that has begun can't be completed."""
         self._leave()
-        stays = self._reply.cut(self._answer, refusal, insertable)
+        stays = self._reply.cut(self._answer.head, refusal, insertable)
         if stays is None:
             self._over()
         else:

@@ -19,6 +19,7 @@ import psutil
 from vllm_watchdog.core.events import Event, HostSampled
 from vllm_watchdog.core.readings import Host, Mark, Process, Tree, Unknown
 from vllm_watchdog.proc import MarkIndex, ProcId
+from vllm_watchdog.sense import cgroup
 
 USS_S = 30.0
 
@@ -74,7 +75,8 @@ class HostSense:
             self._blind_since = self._blind_since or self._clock()
             return Unknown(self._blind_since, f"{error.filename or self._disk}: {error.strerror}")
         self._blind_since = None
-        return Host(memory.total, memory.available, disk.total, disk.free, load)
+        total, available = cgroup.memory() or (None, None)
+        return Host(memory.total, memory.available, disk.total, disk.free, load, total, available)
 
     def _trees(self) -> tuple[Tree, ...]:
         marked = self._index.marked()
@@ -100,6 +102,7 @@ class HostSense:
                 row = Process(
                     who.pid, kept.process.name(), kept.process.memory_info().rss, kept.uss, self._cpu(kept),
                     kept.process.num_threads(), _told(kept.process.num_fds),
+                    _told(lambda: int(kept.process.rlimit(psutil.RLIMIT_NOFILE)[0])),
                 )
                 return row, _told(lambda: _io(kept.process))
         except GONE:

@@ -45,9 +45,9 @@ class EngineClient:
             }
         )
 
-    def utility(self, name: str, level: int = 0) -> int:
+    def utility(self, name: str, level: int = 0, mode: str = "") -> int:
         """A call that goes through the engine's loop; its answer comes from `take`."""
-        return self._open({"kind": "utility", "name": name, "level": level})
+        return self._open({"kind": "utility", "name": name, "level": level, "mode": mode})
 
     def fault(self, message: Message) -> None:
         with self._lock:

@@ -66,6 +66,8 @@ class EngineCore:
         self.terminated = False
         self.hung = False
         self.asleep = 0
+        self.dozing: Message | None = None  # asked to sleep when what runs is done
+        self.late: list[Message] = []  # requests that came since: they wait for the wake
         self.requests = 0
         self.ready_at = self.leaked_at = 0.0
         self.held: list[Message] = []  # what came while the loop was stuck
@@ -98,6 +100,8 @@ class EngineCore:
             text = f"Worker proc VllmWorker-{dead} died unexpectedly (exit code: None), shutting down executor."
             self.log.record("ERROR", "multiproc_executor.py:315", text)
             raise StepFailedError("RuntimeError: cancelled")
+        if self.dozing is not None and not self.scheduler.busy:
+            self._fall_asleep(self.dozing)
         if self.hung or self.asleep or not self.scheduler.busy:
             self._listen(TICK_S if self.terminated or self._timed else IDLE_S)
         else:
@@ -109,11 +113,13 @@ class EngineCore:
         self.log.info("core.py:1635", f"[shutdown] EngineCore: start mode={mode} timeout={timeout_s:.0f}s")
         if timeout_s or self.hung:
             return
-        left = (*self.scheduler.running, *self.scheduler.waiting)
+        left = len(self.scheduler.running) + len(self.scheduler.waiting)
         if left:
-            text = f"[shutdown] EngineCore: aborting in-flight requests count={len(left)}"
-            self.log.info("core.py:1644", text)
-        for each in left:
+            self.log.info("core.py:1644", f"[shutdown] EngineCore: aborting in-flight requests count={left}")
+        self._abort_all()
+
+    def _abort_all(self) -> None:
+        for each in (*self.scheduler.running, *self.scheduler.waiting):
             self._finish(each.id, "abort")
         self.scheduler.clear()
 
@@ -168,10 +174,14 @@ class EngineCore:
 
     def _abort(self, message: Message) -> None:
         self.scheduler.abort(message["id"])
+        self.late = [each for each in self.late if each["id"] != message["id"]]
 
     def _add(self, message: Message) -> None:
         if self.terminated:
             self._finish(message["id"], "abort")
+            return
+        if self.dozing or self.asleep:
+            self.late.append(message)
             return
         self.requests += 1
         self.scheduler.add(
@@ -187,14 +197,27 @@ class EngineCore:
     def _utility(self, message: Message) -> None:
         """A round trip through the loop: sleep, wake_up, is_sleeping."""
         if message["name"] == "sleep":
-            self.asleep = message["level"]
-            self.holders.hold(vram.CONTEXT_BYTES)
-            self.log.info("abstract.py:390", "It took 0.010000 seconds to fall asleep.")
-        elif message["name"] == "wake_up":
-            self.asleep = 0
-            self.holders.hold(int(self.vram_bytes))
-            self.log.info("abstract.py:408", "It took 0.010000 seconds to wake up tags {'kv_cache', 'weights'}.")
+            if message["mode"] == "abort":
+                self._abort_all()
+            self.dozing = message
+            return
+        if message["name"] == "wake_up":
+            self._wake_up()
         self._send({"kind": "reply", "id": message["id"], "value": bool(self.asleep)})
+
+    def _fall_asleep(self, message: Message) -> None:
+        self.asleep, self.dozing = message["level"], None
+        self.holders.hold(vram.CONTEXT_BYTES)
+        self.log.info("abstract.py:390", "It took 0.010000 seconds to fall asleep.")
+        self._send({"kind": "reply", "id": message["id"], "value": True})
+
+    def _wake_up(self) -> None:
+        self.asleep = 0
+        self.holders.hold(int(self.vram_bytes))
+        self.log.info("abstract.py:408", "It took 0.010000 seconds to wake up tags {'kv_cache', 'weights'}.")
+        late, self.late = self.late, []
+        for each in late:
+            self._add(each)
 
     @property
     def _timed(self) -> bool:

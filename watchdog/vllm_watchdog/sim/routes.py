@@ -151,7 +151,7 @@ def _sleep(context: Context, connection: Connection, request: Request) -> None:
     level = int(request.query.get("level", "1")) if request.query.get("level", "1").isdigit() else 1
     if not context.options.sleep_mode:
         raise RefusedError(400, "Sleep mode is not enabled.")
-    _utility(context, connection, "sleep", level)
+    _utility(context, connection, "sleep", level, request.query.get("mode", "abort"))
     context.metrics.sleeping(level)
     _body(context, connection, request, 200, b"")
 
@@ -163,8 +163,8 @@ def _wake_up(context: Context, connection: Connection, request: Request) -> None
     _body(context, connection, request, 200, b"")
 
 
-def _utility(context: Context, connection: Connection, name: str, level: int = 0) -> Any:
-    number = context.client.utility(name, level)
+def _utility(context: Context, connection: Connection, name: str, level: int = 0, mode: str = "") -> Any:
+    number = context.client.utility(name, level, mode)
     try:
         while (value := context.client.take(number, UTILITY_POLL_S)) is None:
             if connection.gone():

@@ -2,8 +2,9 @@
 
 `{"verb": "status"}` -> the report; `samples` -> the last ten minutes for plots;
 `incidents` (`limit`), `incident` (`id`); `events` streams the journal's lines as
-they happen, `route` the route, at once and at each change; `casualties` is the gateway's word on who was in flight when
-an engine died; `restart failover failback pause resume snapshot` (`engine`, `text`) become `Asked` and wait for `Answer`.
+they happen, `route` the route, at once and at each change; `casualties` and `waited` are the gateway's words on who was in
+flight when an engine died, and how long clients waited; `restart failover failback pause resume snapshot` (`engine`,
+`text`) become `Asked` and wait for `Answer`.
 Every answer has `ok`; where it is false, `text` says why in one sentence.
 
 Owner-only: the socket is 0600 and the peer must be root or our own user.  Each connection has a thread that waits on
@@ -53,7 +54,7 @@ def _unsampled() -> Response:
 
 class Control:
     """`post` takes `Asked`; `report` is the newest status document; `incidents(limit)` and `incident(id)` read the
-    history; `clock` is monotonic seconds; `heard` takes the gateway's casualties, raising ValueError for what is none."""
+    history; `clock` is monotonic seconds; `heard` takes the gateway's words, raising ValueError for what it can't read."""
 
     def __init__(self, path: Path, post: Callable[[Asked], None], report: Callable[[], Response],
                  incidents: Callable[[int], list[dict[str, Any]]], incident: Callable[[str], dict[str, Any] | None],
@@ -72,7 +73,8 @@ class Control:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._verbs: dict[str, Callable[[Request], Response]] = {
-            "status": self._tell_status, "samples": lambda _: {"ok": True} | samples(), "casualties": self._hear,
+            "status": self._tell_status, "samples": lambda _: {"ok": True} | samples(),
+            "casualties": self._hear, "waited": self._hear,
             "incidents": self._tell_incidents, "incident": self._tell_incident,
             **dict.fromkeys(operator_verbs, self.ask),
         }

@@ -14,16 +14,20 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from vllm_watchdog.core.codec import encode
 from vllm_watchdog.core.incidents import Incident
+from vllm_watchdog.core.schema import CODEC
 from vllm_watchdog.tell import samples
 from vllm_watchdog.tell.backlog import Backlog, ended
 from vllm_watchdog.tell.files import Say, open_owner_only, set_aside
 
 keep_incidents = 10_000
+incidents_bytes = 256 << 20         # ... and as much of their JSON; one is 10 to 100 kB
+keep_s = 30 * 86_400.0              # an incident that is over
 keep_alerts_s = 30 * 86_400.0       # a delivered alert is remembered so that it is not told twice
 prune_s = 3600.0
 retry_s = 1.0
@@ -63,8 +67,9 @@ class History:
     """`clock` is monotonic, `wall` epoch seconds.  Every method but `ask` returns at once."""
 
     def __init__(self, path: Path, clock: Callable[[], float], wall: Callable[[], float], say: Say, *,
-                 queue_jobs: int = 10_000) -> None:
+                 keep_s: float = keep_s, queue_jobs: int = 10_000) -> None:
         self.path = path
+        self._keep_s = keep_s
         self._clock, self._wall, self._say = clock, wall, say
         self._limit = queue_jobs
         self._backlog: Backlog[_Job[Any]] = Backlog(queue_jobs)
@@ -137,7 +142,7 @@ class History:
             answers = [job.work(db) for job in jobs]
             if self._clock() - self._pruned_at >= prune_s:
                 self._pruned_at = self._clock()
-                _prune(db, self._wall())
+                _prune(db, self._wall(), self._keep_s)
         for job, answer in zip(jobs, answers, strict=True):
             job.finish(answer)
 
@@ -190,6 +195,14 @@ class Reader:
         row = rows[0]
         row["incident"] = json.loads(row.pop("json"))
         return row
+
+    def open_incidents(self) -> tuple[Incident, ...]:
+        """As they were written last.  One that cannot be read is left out: it is history, not memory."""
+        found = []
+        for row in self._rows("SELECT json FROM incidents WHERE wall_resolved IS NULL ORDER BY wall_opened"):
+            with suppress(ValueError):
+                found.append(CODEC.decode(json.loads(row["json"])))
+        return tuple(incident for incident in found if isinstance(incident, Incident))
 
     def samples(self, name: str, now_wall: float, since: float = 0.0) -> dict[str, Any]:
         """What is newer than `since` of a range of `samples.TIERS`, in columns.  Raises KeyError for another."""
@@ -246,8 +259,12 @@ def _write_incident(db: sqlite3.Connection, incident: Incident) -> None:
                 incident.wall_opened, incident.wall_resolved, json.dumps(encode(incident))))
 
 
-def _prune(db: sqlite3.Connection, wall: float) -> None:
+def _prune(db: sqlite3.Connection, wall: float, keep_s: float) -> None:
+    """The oldest first; an incident that is not over stays."""
     samples.prune(db, wall)
     db.execute("DELETE FROM outbox WHERE wall < ?", (wall - keep_alerts_s,))
-    db.execute("DELETE FROM incidents WHERE id NOT IN (SELECT id FROM incidents ORDER BY wall_opened DESC LIMIT ?)",
-               (keep_incidents,))
+    db.execute("DELETE FROM incidents WHERE wall_resolved < ?", (wall - keep_s,))
+    db.execute("DELETE FROM incidents WHERE wall_resolved IS NOT NULL AND id IN (SELECT id FROM (SELECT id,"
+               " sum(length(json)) OVER newest AS bytes, row_number() OVER newest AS number FROM incidents"
+               " WINDOW newest AS (ORDER BY wall_opened DESC, id)) WHERE bytes > ? OR number > ?)",
+               (incidents_bytes, keep_incidents))

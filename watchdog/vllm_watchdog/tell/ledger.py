@@ -51,16 +51,17 @@ class Ledger:
             return tuple(letter for letter in (Letter(*row) for row in rows) if letter.channel in channels)
         return self._history.ask(work, patience_s)
 
-    def tried(self, letter: Letter) -> None:
+    def tried(self, letters: tuple[Letter, ...]) -> None:
         """Keeps the count of tries; a lost one costs nothing, so nobody waits for it."""
-        self._history.do(lambda db: db.execute(
-            "UPDATE outbox SET attempts = ? WHERE channel = ? AND incident = ? AND kind = ?",
-            (letter.attempts, letter.channel, letter.incident, letter.kind)))
+        rows = [(letter.attempts, letter.channel, letter.incident, letter.kind) for letter in letters]
+        self._history.do(lambda db: db.executemany(
+            "UPDATE outbox SET attempts = ? WHERE channel = ? AND incident = ? AND kind = ?", rows))
 
-    def close(self, letter: Letter, how: str) -> bool:
-        """`how` it ended, on disk.  False: not written."""
+    def close(self, letters: tuple[Letter, ...], how: str) -> bool:
+        """`how` they ended, all of them or none on disk.  False: not written."""
+        rows = [(letter.channel, letter.incident, letter.kind, letter.wall, "", letter.attempts, how) for letter in letters]
+
         def work(db: sqlite3.Connection) -> bool:
-            db.execute("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?)",
-                       (letter.channel, letter.incident, letter.kind, letter.wall, "", letter.attempts + 1, how))
+            db.executemany("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             return True
         return self._history.ask(work, patience_s) is not None

@@ -1,30 +1,41 @@
 """What an alert says: one incident in plain words, as the JSON that a channel receives (version 1).
 
 Pure.  It holds no command line and no secret (the core clips and masks the log line that proves a cause); every part
-has a limit, so all of it stays below 32 KiB.
+has a limit, so all of it stays below 32 KiB.  Chat channels show `headline` and `lines`, programs read the fields.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
+from string import Template
 from typing import Any
 
+from vllm_watchdog.core import story
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.commands import Alert
 from vllm_watchdog.core.incidents import Incident, Urgency
+from vllm_watchdog.tell.deeds import Deeds, deeds
 from vllm_watchdog.tell.journal import iso
+from vllm_watchdog.tell.phrases import EN, TONGUES, Language, Tongue
 
 text_limit = 300            # characters of one line
-timeline_lines = 5          # the newest
-advice_lines = 8
+actions_kept = 4            # the newest
+advice_kept = 3
+
+Payload = Mapping[str, Any]
 
 
-class Language(StrEnum):
-    EN = "en"
-    ZH = "zh"
-    BOTH = "both"
+@dataclass(frozen=True, slots=True)
+class Templates:
+    """`string.Template` texts with the names of `config_channels.NAMES`; empty: our own words."""
+
+    title: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,53 +45,148 @@ class Writer:
     host: str
     incidents: Path
     language: Language = Language.BOTH
+    templates: Templates = Templates()
 
     def payload(self, alert: Alert, wall: float) -> dict[str, Any]:
         """`wall`: epoch seconds of telling."""
         incident, entry = alert.incident, CATALOG.get(alert.incident.class_)
         title = entry.title if entry else Text(incident.class_, incident.class_)
-        folder = "" if alert.kind == "test" else str(self.incidents / incident.id)
-        advice = entry.advice[:advice_lines] if entry else ()
+        facts = [_facts(tongue, alert.kind, incident, title, self) for tongue in self._tongues]
+        headline = " / ".join(self._headline(tongue, each) for tongue, each in zip(self._tongues, facts, strict=True))
+        lines = [list(line) for tongue, each in zip(self._tongues, facts, strict=True) for line in self._lines(tongue, each)]
+        done = deeds(incident)
         return {
-            "version": 1, "kind": alert.kind, "incident": incident.id, "service": incident.service,
-            "engine": incident.engine, "class": incident.class_, "urgency": incident.urgency.value,
-            "title": {"en": title.en, "zh": title.zh},
-            "text": "\n\n".join(self._text(tongue, alert.kind, incident, title, folder) for tongue in self._tongues),
-            "advice": [tongue.of(line) for tongue in self._tongues for line in advice],
-            "host": self.host, "at": iso(wall), "folder": folder,
+            "version": 1, "id": f"{incident.id}/{key(alert)}", "kind": alert.kind, "incident": incident.id,
+            "service": incident.service, "engine": incident.engine, "class": incident.class_,
+            "urgency": incident.urgency.value, "title": {"en": title.en, "zh": title.zh},
+            "headline": headline, "lines": lines, "text": plain(headline, lines),
+            "actions": [_line(text) for text in done.actions[-actions_kept:]], "gap_s": done.gap_s,
+            "advice": [tongue.of(line)[:text_limit] for tongue in self._tongues
+                       for line in story.advice(incident)[:advice_kept]],
+            "host": self.host, "at": iso(wall), "opened": iso(incident.wall_opened),
+            "resolved": None if incident.wall_resolved is None else iso(incident.wall_resolved),
+            "folder": facts[0]["folder"],
+        }
+
+    def group(self, payloads: Sequence[Payload]) -> dict[str, Any]:
+        """One message about several alerts: it says how many and which, and holds them all.
+
+        Of each incident the newest alert is shown, for it tells what the older ones did.
+        """
+        newest = {each["incident"]: each for each in payloads}
+        if len(newest) == 1:
+            return dict(payloads[-1])
+        kinds = {incident: [each["kind"] for each in payloads if each["incident"] == incident] for incident in newest}
+        heads = [_group_head(tongue, payloads, self.host) for tongue in self._tongues]
+        tongue = self._tongues[-1]
+        lines = [[tongue.comma.join(tongue.kinds.get(kind, kind) for kind in kinds[incident]), _row(tongue, each)]
+                 for incident, each in newest.items()]
+        headline = " / ".join(heads)
+        return {
+            "version": 1, "id": sha256("\n".join(each["id"] for each in payloads).encode()).hexdigest()[:32],
+            "kind": "group", "count": len(payloads), "urgency": max((each["urgency"] for each in payloads), key=_rank),
+            "host": self.host, "headline": headline, "lines": lines, "text": plain(headline, lines),
+            "over": all(kinds[-1] == "resolved" for kinds in kinds.values()), "alerts": [dict(each) for each in payloads],
         }
 
     @property
-    def _tongues(self) -> tuple[_Tongue, ...]:
-        return _tongues[self.language]
+    def _tongues(self) -> tuple[Tongue, ...]:
+        return TONGUES[self.language]
 
-    def _text(self, tongue: _Tongue, kind: str, incident: Incident, title: Text, folder: str) -> str:
-        head = tongue.head.format(kind=tongue.kinds.get(kind, kind), title=tongue.of(title), service=incident.service,
-                                  engine=incident.engine, host=self.host)
-        steps = [f"- {entry.what} {entry.text}".rstrip() for entry in incident.timeline[-timeline_lines:]]
-        where = [tongue.folder.format(folder)] if folder else []
-        return "\n".join([head, *(line[:text_limit] for line in (incident.text, *steps) if line), *where])
+    def _headline(self, tongue: Tongue, facts: Mapping[str, str]) -> str:
+        own = self.templates.title
+        form = {"resolved": tongue.over, "test": tongue.trial}.get(facts["code"], tongue.head)
+        return _line(Template(own).safe_substitute(facts) if own else form.format(**facts))
 
-
-@dataclass(frozen=True, slots=True)
-class _Tongue:
-    name: str               # a field of catalog.Text
-    head: str
-    folder: str
-    kinds: dict[str, str]
-
-    def of(self, text: Text) -> str:
-        return text.zh if self.name == "zh" else text.en
+    def _lines(self, tongue: Tongue, facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        if own := self.templates.text:
+            yield from (("", line[:text_limit]) for line in Template(own).safe_substitute(facts).splitlines()[:40] if line)
+            return
+        if facts["code"] == "test":
+            return
+        for name in ("cause", "human", "action", "gap", "next", "engine", "opened", "resolved", "folder"):
+            if facts[name]:
+                yield tongue.labels[name], facts["who"] if name == "engine" else facts[name]
 
 
-_en = _Tongue("en", "[{kind}] {title}: service {service}, engine {engine}, host {host}", "Evidence: {}",
-              {"opened": "OPENED", "worsened": "WORSE", "resolved": "RESOLVED", "test": "TEST"})
-_zh = _Tongue("zh", "【{kind}】{title}：服务 {service}，引擎 {engine}，主机 {host}", "证据目录：{}",
-              {"opened": "故障", "worsened": "恶化", "resolved": "已恢复", "test": "测试"})
-_tongues = {Language.EN: (_en,), Language.ZH: (_zh,), Language.BOTH: (_en, _zh)}
+def _facts(tongue: Tongue, kind: str, incident: Incident, title: Text, writer: Writer) -> dict[str, str]:
+    """Every name that a template may hold.  `code` and `who` are for our own."""
+    done = deeds(incident)
+    trial_ = kind == "test"
+    advice = [] if kind == "resolved" else [tongue.of(text) for text in story.advice(incident)[:advice_kept]]
+    opened, resolved = _time(incident.wall_opened), incident.wall_resolved
+    return {name: _line(text) for name, text in {
+        "code": kind, "kind": tongue.kinds.get(kind, kind), "urgency": tongue.urgencies[incident.urgency],
+        "title": tongue.test if trial_ else tongue.of(title), "class": incident.class_, "host": writer.host,
+        "service": incident.service, "engine": incident.engine, "incident": incident.id,
+        "who": tongue.engine.format(engine=incident.engine, service=incident.service),
+        "cause": tongue.test if trial_ else f"{incident.class_}{tongue.colon}{incident.text}" if incident.text
+                 else incident.class_,
+        "human": "" if kind == "resolved" else incident.page,
+        "action": "; ".join(done.actions[-actions_kept:]) or _plan(tongue, kind, incident),
+        "gap": _gap(tongue, done, incident),
+        "opened": opened,
+        "resolved": "" if resolved is None else tongue.lasted.format(
+            at=_time(resolved), lasted=_lasted(tongue, resolved - incident.wall_opened)),
+        "next": " ".join(advice), "folder": "" if trial_ else str(writer.incidents / incident.id),
+    }.items()}
+
+
+def _plan(tongue: Tongue, kind: str, incident: Incident) -> str:
+    """Nothing was done yet: what the catalogue says will be, unless only a human can do something."""
+    entry = CATALOG.get(incident.class_)
+    return tongue.plans.get(entry.action, "") if entry and kind != "resolved" and not incident.page else ""
+
+
+def _gap(tongue: Tongue, done: Deeds, incident: Incident) -> str:
+    if done.down_at is not None and incident.wall_resolved is None:
+        return tongue.gap_goes_on.format(_time(incident.wall_opened + done.down_at - incident.opened_at))
+    if done.gap_s is None:
+        return ""
+    if not done.gap_s:
+        return "" if incident.wall_resolved is None else tongue.no_gap
+    return tongue.gap.format(done.gap_s)
+
+
+def _group_head(tongue: Tongue, payloads: Sequence[Payload], host: str) -> str:
+    counted = Counter(each["kind"] for each in payloads)
+    kinds = tongue.comma.join(f"{count} {tongue.kinds.get(kind, kind)}" for kind, count in counted.items())
+    return tongue.group.format(count=len(payloads), kinds=kinds, host=host)
+
+
+def _row(tongue: Tongue, payload: Payload) -> str:
+    title = payload["title"]["zh" if tongue.name == "zh" else "en"]
+    return _line(f"{title}{tongue.comma}{tongue.urgencies[payload['urgency']]} ({payload['incident']})")
+
+
+def _rank(urgency: str) -> int:
+    return Urgency(urgency).rank
+
+
+def _line(text: str) -> str:
+    """One line that every encoder takes: a log line may hold bytes that are no UTF-8."""
+    return " ".join(text.split())[:text_limit].encode("utf-8", "replace").decode()
+
+
+def _time(wall: float) -> str:
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _lasted(tongue: Tongue, seconds: float) -> str:
+    return tongue.seconds.format(seconds) if seconds < 600 else tongue.minutes.format(seconds / 60)
+
+
+def plain(headline: str, lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join([headline, *(f"{label}{EN.colon}{value}" if label else value for label, value in lines)])
+
+
+def key(alert: Alert) -> str:
+    """What makes an alert of one incident one that is told once: it may worsen twice, and reminders are counted."""
+    detail = {"worsened": alert.incident.urgency.value, "reminder": str(alert.incident.reminders)}
+    return f"{alert.kind}-{detail[alert.kind]}" if alert.kind in detail else alert.kind
 
 
 def trial(wall: float) -> Alert:
-    """The alert that `alert test` sends."""
-    return Alert("test", Incident("test", "test", "test", 0, "none", Urgency.WARNING, 0.0, wall, 0.0,
-                                  text="A test of this channel; nothing is wrong."))
+    """The alert that `alert test` sends.  Each has an id of its own, lest a receiver take it for one it had."""
+    return Alert("test", Incident(f"test-{wall:.0f}", "test", "test", 0, "none", Urgency.WARNING, 0.0, wall, 0.0,
+                                  text=EN.test))

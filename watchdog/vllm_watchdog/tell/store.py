@@ -52,10 +52,13 @@ def _decoded(data: bytes) -> Memory:
 
 
 class Store:
-    """Keeps one value that `core.codec` encodes.  `clock` is monotonic seconds.  The latest `save` wins."""
+    """Keeps one value that `core.codec` encodes.  `clock` is monotonic seconds.  The latest `save` wins.
 
-    def __init__(self, path: Path, clock: Callable[[], float], say: Say) -> None:
-        self._path, self._clock, self._say = path, clock, say
+    `first` is waited for before each writing: what must be on disk before this value is, within a limit of its own.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float], say: Say, first: Callable[[], object] = lambda: None) -> None:
+        self._path, self._clock, self._say, self._first = path, clock, say, first
         self._changed = threading.Condition()
         self._next: Any = None
         self._saved = True
@@ -89,6 +92,7 @@ class Store:
                 self._changed.wait_for(lambda: self._next or self._stopping, idle_s)
                 value, self._next = self._next, None
             if value:
+                self._first()
                 self._write(value)
 
     def _write(self, value: Any) -> None:

@@ -1,9 +1,9 @@
-"""One alert channel: an HTTP POST of the alert's JSON.
+"""One HTTP POST of a message, with a deadline for all of it.
 
 `timeout_s` bounds a whole try: the timeouts of `requests` are per socket operation, so a receiver that drips a byte a
 second would hold one for hours; a timer shuts the socket at the deadline.  (Only the name server can hold a try up for
 longer, as long as the resolver's own limits.)  The address and the headers are secrets: they appear in no message; what
-is told is the channel's name, a status or the name of an error.  Replies are read up to `reply_limit`.
+is told is a status or the name of an error.  Replies are read up to `reply_limit`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any
@@ -24,10 +25,7 @@ import requests.adapters
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from vllm_watchdog.tell.outbox import Outcome
-
 reply_limit = 64 << 10
-answer_limit = 500          # characters of a reply that are shown
 operation_s = 5.0           # to connect, and between two bytes
 
 logging.getLogger("urllib3").setLevel(logging.CRITICAL)     # its warnings and debug lines hold whole addresses
@@ -35,48 +33,39 @@ logging.getLogger("urllib3").setLevel(logging.CRITICAL)     # its warnings and d
 _world = (requests.RequestException, urllib3.exceptions.HTTPError, OSError, UnicodeError)
 
 
-class Webhook:
-    """`url` and `headers` are secrets.  `wall`: epoch seconds, to read a Retry-After that is a date."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`url` and `headers` are secrets."""
 
-    def __init__(self, name: str, url: str, headers: Mapping[str, str], timeout_s: float = 10.0,
-                 wall: Callable[[], float] = time.time) -> None:
-        self.name = name
-        self._url, self._headers, self._timeout_s, self._wall = url, dict(headers), timeout_s, wall
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
 
-    def send(self, payload: Mapping[str, Any]) -> Outcome:
-        outcome, _ = self._post(payload)
-        return outcome
 
-    def test(self, payload: Mapping[str, Any]) -> str:
-        """The receiver's status and the beginning of its answer, or why there is none; one line, no secret."""
-        outcome, answer = self._post(payload)
-        return f"{outcome.why}: {answer}" if answer else outcome.why
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """`status` is None when there was none, and `why` says what kept it away."""
 
-    def _post(self, payload: Mapping[str, Any]) -> tuple[Outcome, str]:
-        timeout_s = self._timeout_s
-        with _Deadline(timeout_s) as deadline, requests.Session() as session:
-            for scheme in ("http://", "https://"):
-                session.mount(scheme, _Adapter(deadline))
-            try:
-                reply = session.post(
-                    self._url, json=payload, headers=self._headers | {"User-Agent": "llm-watchdog"}, stream=True,
-                    timeout=min(operation_s, timeout_s), allow_redirects=False, auth=_as_it_is)
-            except _world as error:
-                return Outcome(False, f"no answer within {timeout_s:g} s" if deadline.passed else _reason(error)), ""
-            return self._outcome(reply), self._shown(_body(reply))
+    status: int | None
+    why: str
+    body: bytes = b""
+    retry_after_s: float | None = None
 
-    def _outcome(self, reply: requests.Response) -> Outcome:
-        ok = 200 <= reply.status_code < 300
+
+def post(request: Request, timeout_s: float, wall: Callable[[], float] = time.time) -> Reply:
+    """`wall`: epoch seconds, to read a Retry-After that is a date."""
+    with _Deadline(timeout_s) as deadline, requests.Session() as session:
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _Adapter(deadline))
+        headers = {"Content-Type": "application/json", **request.headers, "User-Agent": "llm-watchdog"}
+        try:
+            reply = session.post(request.url, data=request.body, headers=headers, stream=True,
+                                 timeout=min(operation_s, timeout_s), allow_redirects=False, auth=_as_it_is)
+        except _world as error:
+            return Reply(None, f"no answer within {timeout_s:g} s" if deadline.passed else reason(error))
         hint = ", a redirect: give the final address" if 300 <= reply.status_code < 400 else ""
-        why = f"HTTP {reply.status_code}{hint}"
-        return Outcome(ok, why, None if ok else _retry_after_s(reply.headers.get("Retry-After", ""), self._wall()))
-
-    def _shown(self, body: bytes) -> str:
-        """One line; a receiver that repeats our own secrets to us does not get them printed."""
-        text = body.decode("utf-8", "replace")
-        for secret in (self._url, *self._headers.values()):
-            text = text.replace(secret, "***") if secret else text
-        return " ".join("".join(char if char.isprintable() else " " for char in text).split())[:answer_limit]
+        retry_after_s = retry_after(reply.headers.get("Retry-After", ""), wall())
+        return Reply(reply.status_code, f"HTTP {reply.status_code}{hint}", _body(reply), retry_after_s)
 
 
 def _body(reply: requests.Response) -> bytes:
@@ -164,7 +153,7 @@ def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
     return request
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """The error's name, and what the kernel said under it; never its text, which holds the address."""
     cause: BaseException | None = error
     for _ in range(10):
@@ -178,7 +167,7 @@ def _reason(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _retry_after_s(value: str, wall: float) -> float | None:
+def retry_after(value: str, wall: float) -> float | None:
     """RFC 9110 10.2.3: seconds, or a date."""
     if value.strip().isdecimal():
         return float(value)

@@ -1,0 +1,37 @@
+"""A service that no engine serves is an outage, unless the gap is its first start, or was asked for or planned.
+
+A failure within such a gap ends the excuse (`Turn.blame`), and so does its length, where it is we who planned it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from vllm_watchdog.core.failover import Service
+from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.policy import Phase
+from vllm_watchdog.core.sampled import hold
+from vllm_watchdog.core.symptoms import Sighting
+from vllm_watchdog.core.turn import DOWN, Turn
+
+ROUTED = frozenset({Phase.SERVING, Phase.SUSPECT})      # a suspect may be busy: it keeps the route until it is judged
+
+
+def watch(turn: Turn) -> None:
+    for service in turn.world.services if not turn.world.stopping else ():
+        _watch(turn, service)
+
+
+def _watch(turn: Turn, service: Service) -> None:
+    engine = turn.world.engine(service.wanted)
+    served = engine.phase in ROUTED
+    if served and service.excused_until > -inf:
+        turn.world = turn.world.with_service(replace(service, excused_until=-inf))
+    down = not served and turn.at >= service.excused_until
+    known = any(watch.class_ == DOWN and watch.subject == service.name for watch in turn.world.watches)
+    if down or known:
+        after_s = turn.world.plan.thresholds.engine_down_s
+        text = f"no engine has served {service.name} for {after_s:.0f} s: {engine.name} is {engine.phase}"
+        hold(turn, [Sighting(DOWN, service.name, float(down), 1.0, after_s, 0.5, text, clear_after_s=0.0,
+                             urgency=Urgency.CRITICAL, evidence=False)])

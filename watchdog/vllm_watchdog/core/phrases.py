@@ -1,0 +1,219 @@
+"""Every sentence about an incident or an event, with blanks, in English and Chinese: page, terminal and alerts share them.
+
+`catalog` has what classes mean, `remedies` what to change.  Pure data; `filled` and `worded` put the figures in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_watchdog.core.catalog import Text
+
+T = Text
+
+# -- the incident's page
+HEADINGS = {
+    "todo": T("What to change", "建议"),
+    "proof": T("What proves it", "证据"),
+    "flight": T("What was in flight", "当时的请求"),
+    "memory": T("Memory at the time", "当时的内存"),
+    "done": T("What was done", "已采取的动作"),
+    "files": T("Files", "文件"),
+    "timeline": T("Timeline", "时间线"),
+}
+LABELS = {
+    "when": T("when", "时间"),
+    "engine": T("engine", "引擎"),
+    "cause": T("cause", "原因"),
+    "ended": T("how it ended", "退出方式"),
+    "gap": T("service gap", "服务中断"),
+    "clients": T("clients", "客户端"),
+    "rss": T("host memory of the engine (RSS)", "引擎占用的主机内存（RSS）"),
+    "kv": T("KV cache", "KV cache"),
+    "requests": T("requests in the engine", "引擎内的请求"),
+    "host": T("host memory available", "主机可用内存"),
+    "what": T("what", "项目"),
+    "used": T("at the time", "当时"),
+    "compare": T("to compare", "对比"),
+}
+HAPPENED = T("It happened at {time} to engine {engine} (generation {generation}) of service {service}{host}.",
+             "{time} 发生在服务 {service} 的引擎 {engine}（第 {generation} 代）{host}。")
+HAPPENED_ON_HOST = T("It was seen at {time} and concerns the whole host{host}.", "{time} 发现，涉及整台主机{host}。")
+ON_HOST = T(" on host {host}", "，主机 {host}")
+PROOF_ABOVE = T("The log lines stand above.", "日志原文见上方英文部分。")
+NO_DEEDS = T("Nothing was done: it is only watched.", "未采取动作，仅观察。")
+FILES = T("Evidence lies beside this page (`bundle.txt` lists it); every step with its time is in `timeline.jsonl`.",
+          "证据文件在本目录（清单见 `bundle.txt`），逐条时间线见 `timeline.jsonl`。")
+
+WARM = T("{gib} after warm-up", "预热后 {gib}")
+WARN_AT = T("threshold {share}", "告警阈值 {share}")
+OURS_HOLDS = T("the engine {gib}", "引擎 {gib}")
+OTHER_HOLDS = T("{who} {gib}", "{who} {gib}")
+OF_TOTAL = T("of {gib}", "共 {gib}")
+COUNTS = T("{running} running, {waiting} waiting", "运行 {running}，排队 {waiting}")
+
+# -- its state
+SNAPSHOT = T("Nothing was wrong: this is a snapshot, taken on request.", "没有故障：这是按要求保存的现场快照。")
+RESOLVED = T("Resolved after {lasted}; nothing more must be done now.", "已恢复，历时 {lasted}；目前无需处理。")
+RESOLVED_HELD = T("The service is restored, but {engine} still needs a human: {page}.",
+                  "服务已恢复，但 {engine} 仍需人工处理：{page}。")
+NEEDED = T("Not resolved, a human is needed: {page}.", "未恢复，需要人工处理：{page}。")
+THEN = T("Then, if the configuration was changed, restart the watchdog (`systemctl restart llm-watchdog`); if not, "
+         "`llm-watchdog restart {engine}`.",
+         "改过配置后重启 watchdog（systemctl restart llm-watchdog）；未改配置则执行 llm-watchdog restart {engine}。")
+LEFT = T("Not resolved: the watchdog was stopped by an operator, its engines with it; it goes on when the watchdog starts "
+         "again.",
+         "未恢复：watchdog 已被运维人员停止，引擎随之停止；下次启动后继续。")
+WATCHED = T("Not over: it is watched, and nothing had to be stopped.", "未结束：持续观察中，暂未停止任何引擎。")
+DOWN = T("Not resolved: no engine serves since {time}; the watchdog is replacing it.",
+         "未恢复：{time} 起无引擎提供服务，watchdog 正在替换。")
+UP = T("An engine serves again; resolved when it has stayed calm for a while.",
+       "引擎已重新提供服务；稳定一段时间后判定恢复。")
+
+# -- what clients saw
+NEVER_DOWN = T("The service was never without an engine.", "服务未中断。")
+DOWN_SINCE = T("No engine serves since {time}.", "{time} 起无引擎提供服务。")
+DOWN_FOR = T("No engine served for {s}, until {time}.", "无引擎提供服务共 {s}，至 {time}。")
+WAITED = T("{n} requests waited in the gateway and were answered: the longest after {longest}, half of them within {median}",
+           "{n} 个请求在网关等待后得到应答：最长 {longest}，中位 {median}")
+WAITED_ONE = T("one request waited in the gateway for {longest} and was answered", "1 个请求在网关等待 {longest} 后得到应答")
+WAITED_NONE = T("no request that waited in the gateway was answered", "在网关等待的请求均未得到应答")
+UNANSWERED = T("; {n} got no answer", "；{n} 个未得到应答")
+SENT_AGAIN = T("; {n} were sent to a second engine", "；{n} 个被重发到另一引擎")
+NO_GATEWAY = T("Nobody is known to have waited in a gateway; clients of the engine itself saw errors meanwhile.",
+               "没有网关的记录：直连引擎的客户端在此期间会看到错误。")
+FLIGHT = T("requests in flight on {mark}: {n}, of them already answering: {begun}",
+           "{mark} 上有 {n} 个请求，其中 {begun} 个已开始应答")
+LARGEST = T("; the longest {bytes} bytes (about {tokens} tokens), {age} old, {state}, {verdict}, content {hash}",
+            "；最长的 {bytes} 字节（约 {tokens} token），已 {age}，{state}，{verdict}，内容 {hash}")
+BEGUN = T("answering", "应答中")
+NOT_BEGUN = T("not begun", "未开始")
+VERDICTS = {
+    "replayed": T("sent again", "已重发"), "held": T("held", "等待中"), "cut": T("cut off", "被中断"),
+    "suspect": T("kept from the next engine as the suspect", "作为嫌疑请求被拦下"), "refused": T("refused", "被拒绝"),
+}
+
+# -- how a generation ended
+EXITS = {
+    0: T("exit code 0, which means nothing: vLLM exits with 0 when its engine dies",
+         "退出码 0，不代表正常：vLLM 在引擎崩溃时也以 0 退出"),
+    1: T("exit code 1: an error that the log shows", "退出码 1：错误见日志"),
+    2: T("exit code 2: vLLM refused its command line", "退出码 2：vLLM 拒绝了命令行参数"),
+}
+EXIT = T("exit code {code}", "退出码 {code}")
+SIGNALLED = T("ended by signal {code}, which the watchdog did not send; see kernel.txt",
+              "被信号 {code} 结束，并非 watchdog 发出；见 kernel.txt")
+OURS = T("the watchdog stopped what was left of it, after the failure", "故障后由 watchdog 停止残余进程")
+UNSEEN = T("nobody saw how: it was not this daemon's child", "退出方式未知：不是本守护进程的子进程")
+
+# -- deeds, by the timeline's words
+DEEDS = {
+    "evidence": T("evidence saved", "已保存证据"),
+    "stopped": T("{engine} was told to stop", "要求 {engine} 停止"),
+    "killed": T("{engine} did not stop in time and was killed", "{engine} 未按时停止，已强制结束"),
+    "reaped": T("what it left behind was killed: {killed}", "清理残留进程：{killed}"),
+    "started": T("{engine} was started", "启动 {engine}"),
+    "woken": T("{engine} was woken", "唤醒 {engine}"),
+    "ready": T("{engine} serves", "{engine} 开始提供服务"),
+    "failover": T("failover from {leaving} to {to}, because {because}", "故障切换：{leaving} → {to}，原因：{because}"),
+    "failback": T("failback from {leaving} to {to}, because {because}", "切回：{leaving} → {to}，原因：{because}"),
+    "lowered": T("the gateway lets {to} requests through at a time: {because}", "网关并发降到 {to}：{because}"),
+    "operator": T("an operator asked for {verb} of {engine}", "运维人员执行 {verb}（{engine}）"),
+    "paused": T("{engine} was left alone: automatic actions are paused", "自动处理已暂停，未处理 {engine}"),
+    "left": T("the watchdog was stopped by an operator", "watchdog 被运维人员停止"),
+    "action": T("{text}", "{text}"),
+}
+BECAUSE = {
+    "failures": T("it failed too often", "多次失败"), "oom_again": T("it ran out of memory again", "再次显存不足"),
+    "degraded": T("its GPU memory stayed over the limit", "显存持续超限"), "held": T("it is held", "已停止重试"),
+    "operator": T("an operator asked for it", "人工操作"), "down": T("it failed and the other was ready",
+                                                                     "当前引擎失效，另一引擎已就绪"),
+    "stable": T("the backup was stable for long enough", "备用引擎已足够稳定"),
+    "prepare": T("both fit", "两者可并存"), "backup_held": T("the backup is held", "备用引擎已停止重试"),
+    "leaks": T("it leaks memory", "内存泄漏"),
+}
+
+# -- events of the journal, for `llm-watchdog events`
+EVENTS = {
+    "alert.delivered": T("alert ({kind}) of {incident} delivered to {channel}", "告警（{kind}）{incident} 已送达 {channel}"),
+    "alert.failed": T("alert ({kind}) to {channel} failed: {why}; tried again in {again_in_s} s",
+                      "告警（{kind}）发往 {channel} 失败：{why}；{again_in_s} 秒后重试"),
+    "alert.given_up": T("alert ({kind}) of {incident} to {channel} given up: {why}",
+                        "放弃发送告警（{kind}）{incident} 到 {channel}：{why}"),
+    "alert.lost": T("alert ({kind}) of {incident} lost: {why}", "告警（{kind}）{incident} 丢失：{why}"),
+    "alert.unusable": T("the channel {channel} can't be used: {why}", "渠道 {channel} 无法使用：{why}"),
+    "clock.stepped": T("the wall clock was stepped by {by_s} s", "系统时钟跳变 {by_s} 秒"),
+    "control.reader_dropped": T("a reader of the control socket was {lines_behind} lines behind and was dropped",
+                                "控制套接字的一个读者落后 {lines_behind} 行，已断开"),
+    "control.accept_failed": T("the control socket takes no connection: {why}", "控制套接字无法接受连接：{why}"),
+    "daemon.started": T("the watchdog started: {engines} engines configured, {survivors} still ran",
+                        "watchdog 启动：配置 {engines} 个引擎，{survivors} 个仍在运行"),
+    "daemon.stopping": T("the watchdog stops ({by}), its engines with it", "watchdog 停止（{by}），引擎随之停止"),
+    "engine.adopted": T("{engine} (PID {pid}) still runs and was adopted, then {then}",
+                        "{engine}（PID {pid}）仍在运行，已接管（{then}）"),
+    "engine.emptied": T("no process of {engine} is left", "{engine} 的进程已全部结束"),
+    "engine.exited": T("{engine} exited with code {code} while {phase}", "{engine} 在 {phase} 阶段退出，退出码 {code}"),
+    "engine.phase": T("{engine}: {was} -> {now} ({because})", "{engine}：{was} → {now}（{because}）"),
+    "engine.ready": T("{engine} serves, {after_s} s after its start", "{engine} 开始提供服务，启动耗时 {after_s} 秒"),
+    "engine.renewed": T("{engine} is restarted as planned: {because} {text}", "按计划重启 {engine}：{because} {text}"),
+    "engine.slept": T("{engine} went to sleep in {took_s} s {why}", "{engine} 进入休眠，耗时 {took_s} 秒 {why}"),
+    "engine.woke": T("{engine} woke in {took_s} s {why}", "{engine} 被唤醒，耗时 {took_s} 秒 {why}"),
+    "engine.spawn_failed": T("{engine} could not be started: {why}", "{engine} 启动失败：{why}"),
+    "engine.spawned": T("{engine} runs as PID {pid}", "{engine} 已启动，PID {pid}"),
+    "engine.stray": T("{engine} is left over: {action}", "残留的 {engine}：{action}"),
+    "evidence.done": T("evidence of {incident} is in {folder}", "{incident} 的证据已保存到 {folder}"),
+    "file.set_aside": T("{file} could not be read ({why}); it is kept as {aside}",
+                        "{file} 无法读取（{why}），已改名为 {aside}"),
+    "gateway.casualties": T("the gateway tells of {engine}: {text}", "网关报告 {engine}：{text}"),
+    "gateway.waited": T("clients of {service}: {text}", "{service} 的客户端：{text}"),
+    "gpus.unknown": T("the GPUs can't be read: {why}", "无法读取 GPU 状态：{why}"),
+    "history.failed": T("the history can't be written: {why}; {waiting} wait, {lost} lost",
+                        "无法写入历史：{why}；等待 {waiting} 条，丢失 {lost} 条"),
+    "history.unreadable": T("the history can't be read: {why}", "无法读取历史：{why}"),
+    "incident.recalled": T("incident {incident} was open in the history and is taken over",
+                           "事件 {incident} 在历史中仍未恢复，继续跟踪"),
+    "incident.resolved": T("incident {incident} is resolved", "事件 {incident} 已恢复"),
+    "kernel.unknown": T("the kernel log can't be read: {why}", "无法读取内核日志：{why}"),
+    "log.finding": T("the log of {engine} says {class_}: {text}", "{engine} 的日志显示 {class_}：{text}"),
+    "operator.asked": T("an operator asked: {verb} {engine} {text}", "运维人员请求：{verb} {engine} {text}"),
+    "page.failed": T("the page of {incident} can't be written: {why}", "无法写入 {incident} 的页面：{why}"),
+    "probe.proves_nothing": T("a one-token request proves nothing about {engine}: {why}",
+                              "单 token 探测无法判断 {engine}：{why}"),
+    "service.failover": T("{service}: failover from {leaving} to {to} ({because})",
+                          "{service}：故障切换 {leaving} → {to}（{because}）"),
+    "service.failback": T("{service}: failback from {leaving} to {to} ({because})",
+                          "{service}：切回 {leaving} → {to}（{because}）"),
+    "service.lowered": T("{service}: the gateway lets {to} requests through at a time ({because})",
+                         "{service}：网关并发降到 {to}（{because}）"),
+    "service.restored": T("{service}: the gateway lets through what comes, after {after_s} s",
+                          "{service}：{after_s} 秒后网关恢复正常并发"),
+    "store.failed": T("{file} can't be written: {why}", "无法写入 {file}：{why}"),
+    "symptom.cleared": T("{symptom} of {subject} is over", "{subject} 的 {symptom} 已消除"),
+    "symptom.raised": T("{symptom} of {subject}: {text}", "{subject} 出现 {symptom}：{text}"),
+}
+
+
+class _Blanks(dict[str, Any]):
+    """A blank that nobody fills stays empty: an event leaves out what it does not know."""
+
+    def __missing__(self, _: str) -> str:
+        return ""
+
+
+def filled(text: Text, /, **blanks: Any) -> Text:
+    """The sentence with its blanks filled.  A Text in a blank is said in its own language."""
+    def said(language: str) -> str:
+        words = {name: value.of(language) if isinstance(value, Text) else value for name, value in blanks.items()}
+        return text.of(language).format_map(_Blanks(words))
+
+    return Text(said("en"), said("zh"))
+
+
+def worded(name: str, fields: Mapping[str, Any]) -> Text | None:
+    """An event in words; None for one that has no phrase (yet): its fields are shown as they are."""
+    known = EVENTS.get(name)
+    if known is None:
+        return None
+    told = filled(known, **fields)
+    return Text(" ".join(told.en.split()), " ".join(told.zh.split()))
