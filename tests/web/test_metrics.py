@@ -73,6 +73,16 @@ def test_memory_is_told_by_engine_and_not_by_process() -> None:
     assert told["llm_watchdog_engine_rss_bytes", ("primary",)] == 2 * gib
 
 
+def test_what_grows_is_told_apart() -> None:
+    document = story().document()
+    growth = {"who": "", "unit": "MiB", "eta_s": None, "leaks": True, "text": ""}
+    grown = {"rss": 3.0, "vram/0": 5.0}
+    document["engines"][0]["growth"] = [growth | {"what": what, "per_min": per_min} for what, per_min in grown.items()]
+    told = scraped(document)
+    assert told["llm_watchdog_engine_growth_per_minute", ("primary", "rss")] == 3.0
+    assert told["llm_watchdog_engine_growth_per_minute", ("primary", "vram/0")] == 5.0
+
+
 def test_what_is_not_known_has_no_series() -> None:
     scene = Story(story().world.plan)
     told = scraped(scene.document())

@@ -110,10 +110,10 @@ def _engines(engines: list[Doc]) -> Iterator[Metric]:
                 (((name,), tree["rss_bytes"]) for name, tree in trees), "bytes")
     yield gauge("llm_watchdog_engine_cpu_cores", "Cores that all its processes use", one,
                 (((name,), tree["cpu"]) for name, tree in trees), "cores")
-    for unit, name in (("MiB", "rss_slope_mib_per_minute"), ("files", "open_files_slope_per_minute")):
-        yield gauge(f"llm_watchdog_engine_{name}", "How fast it grows, where that is certain", one,
-                    (((engine["name"],), growth["per_min"]) for engine in engines for growth in engine["growth"]
-                     if growth["unit"] == unit))
+    yield gauge("llm_watchdog_engine_growth_per_minute", "Of rss and vram in MiB, of fds in files",
+                ("engine", "what"),
+                (((engine["name"], growth["what"]), growth["per_min"])
+                 for engine in engines for growth in engine["growth"]))
     for key, text in (("running", "Requests that run"), ("waiting", "Requests that wait"),
                       ("kv_usage", "Share of the KV cache in use, 0 to 1")):
         name = "kv_cache_usage_ratio" if key == "kv_usage" else f"requests_{key}"
