@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from vllm_watchdog.config import ConfigError, Settings, load, misspelt
+from vllm_watchdog.config import ConfigError, Settings, load, load_to_ask, misspelt
 from vllm_watchdog.config_levels import SLEEPER as SLEEPER_SHARE
 from vllm_watchdog.config_levels import card_shares, levels, share_of
 from vllm_watchdog.config_problems import keys_at
 from vllm_watchdog.config_sections import Alerts, Channel, Engine, Templates
+from vllm_watchdog.config_sources import from_credentials
 from vllm_watchdog.core import plan as plan_module
 from vllm_watchdog.core.codec import Codec, encode
 from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Standby, Thresholds
@@ -175,7 +176,7 @@ def test_the_example_loads_as_it_stands_and_with_every_key_uncommented(here: Pat
     text = (ROOT / "config.example.toml").read_text()
     path = {"LLM_WATCHDOG_ENGINES__PRIMARY__ENV__PATH": str(here)}
     plain, full = read(text, **path), read(uncommented(text), **path)
-    free = {"args", "env", "api_key"}       # examples of what has no default
+    free = {"args", "env", "api_key", "memory_max_gib"}       # examples of what has no default
     assert full.thresholds.model_copy(update={"rss_gib": None, "rss_slope_mib_per_min": None}) == plain.thresholds
     for table in ("daemon", "hang", "restart", "failover", "evidence", "retention"):
         none = {"token": None} if table == "daemon" else {}     # a secret has no default
@@ -844,3 +845,21 @@ def test_a_launch_is_plain_data() -> None:
 
 def test_a_secret_of_the_wrong_type_is_not_said() -> None:
     assert "987654" not in "".join(problems(PRIMARY + "api_key = 987654"))
+
+
+def test_whoever_only_asks_the_daemon_needs_neither_secrets_nor_a_valid_rest(here: Path) -> None:
+    text = '[daemon]\nstate_dir = "/var/lib/x"\n[engines.primary]\nnonsense = 1\n[alerts.channels.a]\n'
+    (here / "config.toml").write_text(text)
+    environ = {"CREDENTIALS_DIRECTORY": "/no/such/folder", "LLM_WATCHDOG_DAEMON__SAMPLE_S": "2"}
+    daemon = load_to_ask(here / "config.toml", environ).daemon
+    assert (daemon.socket, daemon.sample_s) == (Path("/var/lib/x/control.sock"), 2.0)
+    (here / "config.toml").write_text("[daemon]\nsample_s = -1\n")
+    with pytest.raises(ConfigError) as wrong:
+        load_to_ask(here / "config.toml", {})
+    assert list(wrong.value.problems) == [f"{here}/config.toml: daemon.sample_s: is -1, expected at least 0.1"]
+
+
+def test_a_file_of_a_folder_of_credentials_is_named_like_its_key(here: Path) -> None:
+    (here / "secrets").mkdir()
+    (here / "secrets" / "config_engines.primary.api_key").write_text("one\n")
+    assert from_credentials(here / "secrets", ("engines",)) == {"engines": {"primary": {"api_key": "one"}}}

@@ -20,11 +20,12 @@ from vllm_watchdog import proc
 from vllm_watchdog.act import leader
 from vllm_watchdog.act.hands import Hands, become_subreaper
 from vllm_watchdog.act.leader import environment
+from vllm_watchdog.cgroup import Groups
 from vllm_watchdog.core.commands import Kill, Spawn, Term
 from vllm_watchdog.core.events import Emptied, Event, Exited, Spawned, SpawnFailed
 from vllm_watchdog.core.readings import Mark
-from vllm_watchdog.launch import Launch
-from vllm_watchdog.proc import MARK_ENV, MarkIndex, ProcId, Stat
+from vllm_watchdog.launch import Launch, fingerprint
+from vllm_watchdog.proc import LAUNCH_ENV, MARK_ENV, MarkIndex, ProcId, Stat
 
 T = TypeVar("T", bound=Event)
 INSTANCE = f"hands{os.getpid()}"
@@ -97,11 +98,13 @@ class Bench:
         for members in proc.marked(INSTANCE).values():
             for who in members:
                 os.kill(who.pid, signal.SIGKILL)
+        self.until(lambda: not proc.marked(INSTANCE))       # a killed process still runs for a moment
         for pid in self.pids:
             try:
                 os.waitpid(pid, 0)
             except ChildProcessError:
                 continue
+        self.until(lambda: not proc.marked(INSTANCE))       # the next test uses the same marks
 
 
 @pytest.fixture
@@ -136,6 +139,45 @@ def test_a_launch_gets_its_own_group_mark_and_log(bench: Bench) -> None:
     assert bench.log.stat().st_mode & 0o777 in (0o640, 0o644, 0o600)
 
 
+def test_an_engine_starts_as_if_there_had_been_no_step_between(bench: Bench) -> None:
+    """It gets the environment as it was meant (Python adds LC_CTYPE in a C locale), and no signal that Python ignores."""
+    script = "grep SigIgn /proc/self/status; tr '\\0' '\\n' </proc/self/environ; echo up; exec sleep 60"
+    env = (("LC_ALL", ""), ("LANG", "C"), ("ODD", "a=b"))
+    bench.start(bench.launch("", argv=("/bin/sh", "-c", script), env=env)).do(Spawn(ONE))
+    bench.pids.append(bench.next(Spawned).pid)
+    bench.until(lambda: "up\n" in bench.text())
+    lines = bench.text().splitlines()
+    ignored = next(line for line in lines if line.startswith("SigIgn:"))
+    assert not int(ignored.split()[1], 16) & (1 << signal.SIGPIPE - 1)
+    assert "ODD=a=b" in lines and not any(line.startswith("LC_CTYPE=") for line in lines)
+
+
+def test_an_engine_carries_what_it_was_started_by(bench: Bench) -> None:
+    launch = bench.launch(UP)
+    hands = bench.start(launch)
+    hands.do(Spawn(ONE))
+    pid = bench.next(Spawned).pid
+    bench.pids.append(pid)
+    assert proc.launch_of(pid) == fingerprint(launch) != fingerprint(bench.launch(UP, env=(("X", "1"),)))
+    assert proc.launch_of(os.getpid()) == ""
+
+
+def test_an_engine_has_no_part_in_the_daemons_priority(bench: Bench) -> None:
+    launch = bench.launch("import os; print('nice', os.nice(0), flush=True); " + UP)
+    before = os.nice(0)
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, -3)
+    except PermissionError:
+        pytest.skip("may not raise a priority")
+    try:
+        bench.start(launch).do(Spawn(ONE))      # the thread inherits the priority of ours
+        bench.pids.append(bench.next(Spawned).pid)
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
+    bench.until(lambda: "up\n" in bench.text())
+    assert "nice 0\n" in bench.text()
+
+
 def test_a_new_log_is_not_for_everyone(bench: Bench) -> None:
     bench.up()
     assert bench.log.stat().st_mode & 0o007 == 0
@@ -145,8 +187,10 @@ def test_an_engine_inherits_nothing_that_is_the_watchdogs_alone(bench: Bench) ->
     base = {"PATH": "/bin", "HF_HOME": "/hf", "NOTIFY_SOCKET": "/run/x", "CREDENTIALS_DIRECTORY": "/run/c",
             "LLM_WATCHDOG_ALERTS__CHANNELS__ONCALL__URL": "https://secret", "LLM_WATCHDOG_SIM_GPU": "/gpu"}
     env = environment(base, bench.launch("", env=(("HF_HOME", "/mine"),)), ONE, INSTANCE)
+    launch = env.pop(LAUNCH_ENV)
     assert env == {"PATH": "/bin", "HF_HOME": "/mine", "LLM_WATCHDOG_SIM_GPU": "/gpu", "SPT_NOENV": "1",
                    MARK_ENV: f"{INSTANCE}:primary:1"}
+    assert len(launch) == 16
 
 
 @pytest.mark.parametrize(
@@ -406,3 +450,50 @@ def test_an_orphan_that_ends_under_us_is_reaped(bench: Bench, subreaper: None) -
     orphan = bench.child()
     os.kill(orphan, signal.SIGKILL)
     bench.until(lambda: proc.identify(orphan) is None)
+
+
+# -- control groups
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> Groups:
+    """Folders in the kernel's place."""
+    (tmp_path / "unit").mkdir()
+    return Groups(tmp_path / "unit", memory=True, say=lambda *_, **__: None)
+
+
+def test_an_engine_is_in_its_group_before_its_first_instruction(bench: Bench, groups: Groups) -> None:
+    members = groups.root / "primary.1" / "cgroup.procs"
+    hands, _ = bench.up(f"print('group', open({str(members)!r}).read(), flush=True); {UP}", groups=groups)
+    assert "group 0\n" in bench.text()      # 0: the one that writes it
+    (groups.root / "primary.1" / "memory.events").write_text("oom_kill 3\n")
+    hands.do(Kill(ONE))
+    assert bench.next(Exited).oom_kills == 3
+
+
+def test_an_engine_whose_group_cannot_be_entered_starts_all_the_same(bench: Bench, groups: Groups) -> None:
+    (groups.root / "primary.1" / "cgroup.procs").mkdir(parents=True)
+    bench.up(groups=groups)
+
+
+def test_a_generation_is_gone_when_its_group_is_empty(bench: Bench, groups: Groups) -> None:
+    hands, _ = bench.up(groups=groups)
+    group = groups.root / "primary.1"
+    (group / "cgroup.events").write_text("populated 1\n")
+    hands.do(Kill(ONE))
+    bench.next(Exited)
+    bench.until(lambda: (group / "cgroup.kill").exists())
+    assert bench.events.empty(), "somebody without a mark still lives in it"
+    (group / "cgroup.events").write_text("populated 0\n")
+    bench.next(Emptied)
+
+
+def test_whoever_lives_in_the_group_is_ours(bench: Bench, groups: Groups) -> None:
+    """It wiped its environment and began a session of its own, and none of its ancestors is ours."""
+    hands, _ = bench.up(groups=groups)
+    with subprocess.Popen([sys.executable, "-c", UP], env={}, start_new_session=True, stdout=subprocess.PIPE) as hidden:
+        (groups.root / "primary.1" / "cgroup.procs").write_text(f"{hidden.pid}\n")
+        hands.do(Kill(ONE))
+        bench.next(Exited)
+        bench.next(Emptied)
+        assert proc.identify(hidden.pid) is None

@@ -220,3 +220,28 @@ def test_a_connection_is_no_listener() -> None:
 def test_an_instance_is_the_same_for_every_spelling_of_its_folder(tmp_path: Path) -> None:
     assert proc.instance_of(tmp_path) == proc.instance_of(tmp_path / "x" / "..")
     assert proc.instance_of(tmp_path) != proc.instance_of(tmp_path / "x")
+
+
+# -- control groups, and who is never ours
+
+
+def stat(pid: int, ppid: int) -> Stat:
+    return Stat(ProcId(pid, 1), "python", True, ppid, pid, pid, False)
+
+
+def test_whoever_is_in_a_group_of_ours_is_ours_and_so_are_its_children() -> None:
+    stats = [stat(1, 0), stat(9_000_001, 1), stat(9_000_002, 9_000_001), stat(9_000_003, 1)]
+    found = MarkIndex("i", lambda: stats, lambda: {9_000_001: Mark("a", 1)}).marked()
+    assert found == {Mark("a", 1): (ProcId(9_000_001, 1), ProcId(9_000_002, 1))}
+
+
+def test_init_this_process_and_its_ancestors_are_never_ours() -> None:
+    """Whatever a group or an inherited mark says: a daemon that is started from an engine's shell must not end it."""
+    above = [1, 9_000_001, 9_000_002]
+    line = [stat(pid, before) for before, pid in zip([0, *above], [*above, os.getpid()], strict=True)]
+    line += [stat(9_000_003, 1), stat(9_000_004, 0)]
+    said = dict.fromkeys([0, *above, os.getpid()], Mark("a", 1))
+    index = MarkIndex("i", lambda: line, lambda: dict(said))
+    for each in line[:-2]:
+        index.learn(each.who, Mark("a", 1))
+    assert index.owned() == ()

@@ -126,6 +126,35 @@ def test_an_exit_is_said_with_its_code_and_phase() -> None:
     assert scene.engine().exit_code == -9
 
 
+def test_a_new_configuration_is_said_and_counts() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Reloaded(5.0, plan(backup=False, limits=Limits(stop_s=7))))
+    assert scene.said("daemon.reloaded") == [{}]
+    assert scene.engine().plan.limits.stop_s == 7
+
+
+def test_the_kernels_kills_for_memory_are_the_cause_by_name() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Exited(5.0, M, -9, oom_kills=2))
+    incident = scene.world.incidents[0]
+    assert (incident.class_, scene.engine().cause) == ("host_oom_kill", "host_oom_kill")
+    assert incident.text == "the kernel ended 2 of the processes of primary#1 for memory, says its control group"
+
+
+def test_the_kernels_kills_do_not_hide_what_explains_more() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.LogRead(4.0, M, (finding("xid_node"),)))
+    scene.feed(e.Exited(5.0, M, -9, oom_kills=1))
+    assert scene.engine().cause == "xid_node"
+
+
+def test_kills_for_memory_after_our_own_stop_are_no_failure() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.StopAsked(4.0, "SIGTERM"))
+    scene.feed(e.Exited(5.0, M, -9, oom_kills=1))
+    assert not scene.world.incidents
+
+
 def test_emptiness_is_said_with_the_orphans_that_were_ended() -> None:
     scene = Scene(SOLO).serve()
     scene.feed(e.Exited(5.0, M, -9))

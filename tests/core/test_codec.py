@@ -158,7 +158,7 @@ EVENTS = (
     e.Booted(1.0, plan(gpus=(0,), share=0.8, seed=3), WALL, "b", MEMORY, (e.Survivor(M, 12, True, 5.5),)),
     e.ClockSet(1.0, WALL), e.Tick(2.0), e.StopAsked(3.0, "SIGTERM"), e.Spawned(4.0, M, 12),
     e.SpawnFailed(5.0, M, "port_stranger", "port 8100 is held by PID 7 (nginx)"),
-    e.Exited(6.0, M, None), e.Exited(6.0, M, -9),
+    e.Exited(6.0, M, None), e.Exited(6.0, M, -9, 2), e.Reloaded(6.0, plan(gpus=(0, 1))),
     e.Emptied(7.0, M, (Holder(3, "core", M), Holder(0, ""))),
     e.Dumped(8.0, M, "id", "folder", ("ps",)), e.Dumped(8.0, None, "id", "f"),
     e.Probed(9.0, M, Health.OK, (Holder(3, "vllm", M),)),

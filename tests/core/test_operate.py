@@ -8,6 +8,7 @@ from vllm_watchdog.core import events as e
 from vllm_watchdog.core.failover import Side
 from vllm_watchdog.core.plan import EnginePlan, Limits, Plan, Standby
 from vllm_watchdog.core.policy import Phase
+from vllm_watchdog.core.world import remembered
 
 M = mark("primary#1")
 
@@ -28,7 +29,7 @@ def test_an_unknown_verb_is_refused() -> None:
     assert (answer.ok, answer.text) == (False, "unknown verb dance")
 
 
-@pytest.mark.parametrize("verb", ["restart", "failover", "failback", "pause", "resume", "snapshot", "dance"])
+@pytest.mark.parametrize("verb", ["restart", "failover", "failback", "pause", "resume", "snapshot", "handover", "dance"])
 def test_nothing_is_begun_while_the_daemon_stops(verb: str) -> None:
     scene = serving()
     scene.feed(e.StopAsked(5.0, "SIGTERM"))
@@ -325,3 +326,24 @@ def test_a_held_backup_is_forgiven_by_a_restart_and_not_started() -> None:
     assert (answer.ok, answer.text) == (True, "backup is not held any more; it starts when it is needed")
     assert (scene.phase("backup"), scene.phase("primary")) == (Phase.STOPPED, Phase.SERVING)
     assert scene.engine("backup").life.failures == ()
+
+
+# -- handover
+
+def test_a_handover_leaves_everything_as_it_is_and_forgives_nothing() -> None:
+    scene = serving()
+    scene.crash("primary", 5.0)
+    scene.serve()
+    before = remembered(scene.world)
+    answer = scene.ask("handover")
+    assert answer.ok and answer.text == "this daemon leaves; the next one takes over primary#2"
+    assert scene.only(c.Quit) == c.Quit()
+    assert not scene.all(c.Term) and remembered(scene.world) == before
+    assert scene.engine().life.failures == (5.0,)
+    assert scene.said("daemon.leaving") == [{"engines": "primary#2"}]
+
+
+def test_a_handover_without_a_process_hands_over_none() -> None:
+    scene = Scene(plan(backup=False))
+    scene.feed(e.SpawnFailed(0.1, M, "port_stranger", "taken"))
+    assert scene.ask("handover").text == "this daemon leaves; the next one takes over no engine"

@@ -12,7 +12,7 @@ from vllm_watchdog.core.leaks import Growth
 from vllm_watchdog.core.plan import Plan, Thresholds
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.readings import Unknown
-from vllm_watchdog.core.report import report, serving
+from vllm_watchdog.core.report import headline, report, serving
 from vllm_watchdog.core.turn import DAY_S
 from vllm_watchdog.core.world import World
 
@@ -116,7 +116,7 @@ def test_an_engine_is_told_whole() -> None:
         "cause": "", "why": ""}
     assert seen["metrics"] == {"running": 2.0, "waiting": 1.0, "kv_usage": 0.5, "preemptions": 0.0, "counters": True,
                                "generation_tokens": 3}
-    assert seen["tree"] == {"rss_bytes": 2 * GIB, "cpu": 0.12, "processes": [
+    assert seen["tree"] == {"rss_bytes": 2 * GIB, "charged_bytes": None, "cpu": 0.12, "processes": [
         {"pid": 100, "name": "vllm", "rss_bytes": 2 * GIB, "uss_bytes": None, "cpu": 0.123, "threads": 8, "fds": 20,
          "fd_limit": None}]}
     assert seen["growth"] == []
@@ -212,3 +212,31 @@ def test_instants_are_epoch_seconds_and_never_is_nothing() -> None:
     scene = Scene(plan(), at=7.25)
     assert told(scene)["at"] == WALL + 7.25
     assert scene.engine().ready_at == inf and engine(scene)["ready"] is None
+
+
+# -- the headline
+
+def test_the_headline_says_who_serves_and_how_it_is() -> None:
+    scene = Scene(plan(gpus=(0,), share=0.6))
+    scene.gpus(0.1, gpu(0.0))
+    scene.serve()
+    scene.gpus(1.0, gpu(71.4), gpu(99.0, index=1))
+    assert headline(scene.world) == "primary serving, gen 1, VRAM 71 %", "a card of nobody's is nobody's news"
+    scene.crash("primary", 2.0)
+    scene.gpus(2.1, gpu(0.0))
+    scene.ask("pause")
+    assert headline(scene.world) == "primary starting, gen 2, VRAM 0 %, 1 restart today, automatic actions are paused"
+
+
+def test_the_headline_of_a_stop_names_what_still_runs() -> None:
+    scene = Scene(plan()).serve()
+    scene.feed(e.StopAsked(5.0, "SIGTERM"))
+    assert headline(scene.world) == "primary stopping, gen 1"
+    scene.crash()
+    assert headline(scene.world) == "nothing runs"
+
+
+def test_the_headline_counts_restarts_of_a_day() -> None:
+    scene = Scene(plan())
+    world = replace(scene.world, restarts=(-DAY_S - 1, -5, 0.0))
+    assert headline(world) == "primary starting, gen 1, 2 restarts today"

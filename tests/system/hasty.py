@@ -29,4 +29,7 @@ class Hasty:
 
 
 if __name__ == "__main__":
-    sys.exit(Daemon(Hasty(load(Path(sys.argv[sys.argv.index("--config") + 1])))).run())  # type: ignore[arg-type]
+    def again() -> Any:
+        return Hasty(load(Path(sys.argv[sys.argv.index("--config") + 1])))
+
+    sys.exit(Daemon(again(), again).run())

@@ -165,6 +165,7 @@ class Settings(BaseSettings):
             api_key=engine.api_key,
             log_path=self.daemon.log_dir / f"{name}.log",
             gpus=engine.gpus,
+            memory_max=None if engine.memory_max_gib is None else int(engine.memory_max_gib * GIB),
         )
 
     def gateway_plan(self) -> GatewayPlan:
@@ -197,17 +198,40 @@ def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> S
 
     Raises ConfigError with all that is wrong.
     """
+    folder = environ.get("CREDENTIALS_DIRECTORY")
+    return _checked(_sources(path, environ, Path(folder) if folder else None))
+
+
+def load_to_ask(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Where the daemon is, and in which language to tell of it, for whoever only asks: nothing else of it is read, since
+    the rest may need secrets that the daemon alone can read.  Raises ConfigError."""
+    sources = _sources(path, environ, None)
+    for source in sources:
+        alerts = source.tree.get("alerts")
+        language = {"language": alerts["language"]} if isinstance(alerts, dict) and "language" in alerts else {}
+        daemon = {"daemon": source.tree["daemon"]} if "daemon" in source.tree else {}
+        source.tree = daemon | ({"alerts": language} if language else {})
+    try:
+        return _settled(sources)
+    except ValidationError as error:
+        said: dict[Path_, str] = {}
+        for item in error.errors(include_url=False):
+            _say(said, sources, place(item), sentence(item, Settings))
+        raise ConfigError(said.values()) from None
+
+
+def _sources(path: Path | None, environ: Mapping[str, str], secrets: Path | None) -> tuple[Source, ...]:
+    """One for each place; `secrets`: the folder with their files.  Raises ConfigError."""
     found = path or _first()
     origin = str(found or SEARCHED[0])
     sections = tuple(Settings.model_fields)
-    folder = environ.get("CREDENTIALS_DIRECTORY")
     try:
         Path.cwd()      # every relative path hangs on it
         sources = tuple(
             Source(Settings, name, tree)
             for name, tree in (
                 ("environment", from_environment(environ, sections)),
-                (folder or "", from_credentials(Path(folder) if folder else None, sections)),
+                (str(secrets or ""), from_credentials(secrets, sections)),
                 (origin, from_file(found) if found else {}),
             )
         )
@@ -217,7 +241,7 @@ def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> S
         raise ConfigError([f"{origin}: the current directory is gone, expected one that exists"]) from None
     if not found and not any(source.tree for source in sources):
         raise ConfigError([f"{origin}: not there, nor is {SEARCHED[1]}, expected one of them, or --config PATH"])
-    return _checked(sources)
+    return sources
 
 
 def misspelt(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ class Daemon(Section):
     socket: Location = Path("control.sock")
     listen: Page = "127.0.0.1:9178"
     token: Token | None = None
+    ready: Literal["watching", "serving"] = "watching"
 
     @field_validator("socket")
     @classmethod
@@ -89,6 +90,7 @@ class Engine(Section):
     load_timeout_s: Seconds = LIMITS.load_s
     load_idle_s: Seconds = LIMITS.load_idle_s
     stop_timeout_s: Seconds = LIMITS.stop_s
+    memory_max_gib: Gib | None = None
 
 
 class Levels(Section):

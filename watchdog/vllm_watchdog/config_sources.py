@@ -5,7 +5,8 @@ Each source becomes a plain tree of dicts before anything is validated, so that 
 - Environment: LLM_WATCHDOG_ENGINES__PRIMARY__PORT=8100 is engines.primary.port.  A variable without `__` is not ours to
   read, unless it is a whole section in JSON (LLM_WATCHDOG_ENGINES='{"big-model": {"port": 8100}}').
 - Secret files: each file of $CREDENTIALS_DIRECTORY (systemd: LoadCredential=) named like the key that it holds,
-  `engines.primary.api_key` or `alerts.channels.oncall.url`.  Files of other names are left alone.
+  `engines.primary.api_key` or `alerts.channels.oncall.url`, with or without `config_` in front.  Files of other names
+  are left alone.
 
 Blocks only on reading small files from local disks.
 """
@@ -23,6 +24,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 PREFIX = "LLM_WATCHDOG_"
+FROM_FOLDER = "config_"     # what LoadCredential=config:FOLDER puts before the name of each file of a folder
 MAX_BYTES = 1 << 20     # a configuration of a megabyte is a mistake, such as a path to a log or a model
 CASED = {"env", "headers"}      # tables whose keys keep their case in the environment
 
@@ -153,7 +155,7 @@ def from_credentials(folder: Path | None, sections: Sequence[str]) -> Tree:
     try:
         files = sorted(folder.iterdir()) if folder else []
         for file in files:
-            parts = file.name.split(".")
+            parts = file.name.removeprefix(FROM_FOLDER).split(".")
             if len(parts) > 1 and parts[0] in sections and file.is_file():
                 with file.open(encoding="utf-8") as opened:
                     _put(tree, parts, Text(opened.read(MAX_BYTES).removesuffix("\n")))

@@ -6,6 +6,7 @@ of vLLM's flags; the only ones it knows are those it passes itself and those tha
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -47,6 +48,7 @@ class Launch:
     api_key: SecretStr | None
     log_path: Path
     gpus: tuple[int, ...] = ()
+    memory_max: int | None = None       # bytes of its control group, where there is one
 
     @property
     def model(self) -> str:
@@ -58,6 +60,12 @@ class Launch:
         """Where the engine answers, without a slash at the end; an engine that listens everywhere: on loopback."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+def fingerprint(launch: Launch) -> str:
+    """The same for the same command line, environment and limit: tells whether an adopted engine was started like that."""
+    what = repr((launch.argv, launch.env, launch.memory_max)).encode()
+    return hashlib.blake2s(what, digest_size=8).hexdigest()
 
 
 def command_line(

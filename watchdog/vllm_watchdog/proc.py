@@ -5,8 +5,8 @@ check is made while a pidfd holds the very process.  Reads `/proc` only: it neve
 costs some 15 µs a process.  What the kernel will not tell (gone, another user's) is None or left out, never an error.
 
 A process belongs to a generation when its environment carries the mark; or, where the environment was wiped
-(setproctitle, `env -i`), when it lives in a session that our launch began, which strangers can't join; or when its
-parent belongs to it.  Once known it stays known, by PID and start time.
+(setproctitle, `env -i`), when it lives in a session that our launch began, which strangers can't join; or when it
+is in the generation's control group; or when its parent belongs to it.  Once known it stays known, by PID and start time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from vllm_watchdog.core.readings import Holder, Mark
 from vllm_watchdog.procfs import ProcId, Stat, age_s, alive, identify, pids, read, read_stat, title, walk
 
 __all__ = [
-    "MARK_ENV", "MarkIndex", "Owned", "ProcId", "Stat", "age_s", "alive", "deliver", "hold", "holding", "identify",
-    "instance_of", "listeners", "mark_of", "mark_value", "marked", "read_stat", "send", "title", "walk",
+    "LAUNCH_ENV", "MARK_ENV", "MarkIndex", "Owned", "ProcId", "Stat", "age_s", "alive", "deliver", "hold", "holding",
+    "identify", "instance_of", "launch_of", "listeners", "mark_of", "mark_value", "marked", "read_stat", "send", "title",
+    "walk",
 ]
 
 MARK_ENV = "LLM_WATCHDOG_MARK"  # its value is `<instance>:<engine>:<generation>`
+LAUNCH_ENV = "LLM_WATCHDOG_MARK_LAUNCH"     # beside it: the fingerprint of what the engine was started by
 YOUNG_S = 10.0  # between fork and exec a child still shows its parent's environment, so a young "no" is not kept
 LISTEN = "0A"  # TCP_LISTEN of the kernel's tcp_states.h
 LOCAL = ("127.0.0.1", "0.0.0.0", "::", "::1")  # noqa: S104 - addresses we look for, not ones we bind
@@ -55,6 +57,13 @@ def mark_value(mark: Mark, instance: str) -> str:
 def mark_of(pid: int, instance: str) -> Mark | None:
     """The mark in its environment, where it is of this instance."""
     return _mark_in(read(pid, "environ"), instance)
+
+
+def launch_of(pid: int) -> str:
+    """The fingerprint of what it was started by; empty where it does not tell."""
+    start = f"{LAUNCH_ENV}=".encode()
+    entries = read(pid, "environ").split(b"\0")
+    return next((entry[len(start):].decode(errors="replace") for entry in entries if entry.startswith(start)), "")
 
 
 def send(who: ProcId, sig: signal.Signals, mark: Mark, instance: str) -> bool:
@@ -97,12 +106,14 @@ def holding(who: ProcId) -> Iterator[int | None]:
 class MarkIndex:
     """Which processes are ours, remembered by ProcId so that a steady host costs one small read a process.
 
-    For one thread: every adapter keeps its own.  `lister` is `walk`, or a fake.
+    For one thread: every adapter keeps its own.  `lister` is `walk`, or a fake; `inhabitants` are the PIDs in control
+    groups of ours, which hold also what has shed every other sign.
     """
 
-    def __init__(self, instance: str, lister: Callable[[], list[Stat]] = walk) -> None:
+    def __init__(self, instance: str, lister: Callable[[], list[Stat]] = walk,
+                 inhabitants: Callable[[], dict[int, Mark]] = dict) -> None:
         self.instance = instance
-        self._lister = lister
+        self._lister, self._inhabitants = lister, inhabitants
         self._known: dict[ProcId, Mark | None] = {}
 
     def learn(self, who: ProcId, mark: Mark) -> None:
@@ -118,16 +129,19 @@ class MarkIndex:
         return {mark: tuple(members) for mark, members in found.items()}
 
     def owned(self) -> tuple[Owned, ...]:
-        """Every process of ours, zombies included, the oldest first."""
-        stats = [stat for stat in self._lister() if stat.who.pid != os.getpid()]
+        """Every process of ours, zombies included, the oldest first.  Never this one, nor one that it descends from."""
+        stats = self._lister()
+        above = _line(stats, os.getpid())
+        stats = [stat for stat in stats if stat.who.pid not in above]
         before, self._known = self._known, {}
         for stat in stats:
             self._recall(stat, before)
         sessions = self._sessions(stats)
-        by_pid: dict[int, Mark] = {}
+        by_pid = {pid: mark for pid, mark in self._inhabitants().items() if pid not in above}
         ours = []
         for stat in stats:
-            mark = self._known.get(stat.who) or sessions.get(stat.session) or by_pid.get(stat.ppid)
+            mark = (self._known.get(stat.who) or sessions.get(stat.session) or by_pid.get(stat.who.pid)
+                    or by_pid.get(stat.ppid))
             if mark:
                 self._known[stat.who] = by_pid[stat.who.pid] = mark
                 ours.append(Owned(stat, mark))
@@ -156,6 +170,16 @@ class MarkIndex:
             if leader is None or self._known.get(leader) or not read(leader.pid, "environ").strip(b"\0"):
                 sessions.setdefault(stat.session, mark)
         return sessions
+
+
+def _line(stats: list[Stat], pid: int) -> set[int]:
+    """A process and its ancestors up to init: whatever a mark says of them, an engine's they are not."""
+    parents = {stat.who.pid: stat.ppid for stat in stats}
+    line = {0, 1}       # init, and what the kernel calls its parent: whose children they are says nothing
+    while pid not in line:
+        line.add(pid)
+        pid = parents.get(pid, 0)
+    return line
 
 
 def marked(instance: str) -> dict[Mark, tuple[ProcId, ...]]:

@@ -51,7 +51,7 @@ class Evidence:
         open_incidents: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._incidents, self._launches, self._post, self._clock = incidents, launches, post, clock
-        self._limits, self._instance, self._parts = limits, instance, parts
+        self.limits, self._instance, self._parts = limits, instance, parts
         self._floor_bytes, self._open_incidents = floor_bytes, open_incidents
         self._capture = Capture()
         self._folders = threading.Lock()
@@ -121,7 +121,7 @@ class Evidence:
             self._writing.remove(incident)
             try:
                 keep = frozenset((incident, *self._writing)) | self._open_incidents()
-                bundle.prune(self._incidents, self._limits.max_bundles, int(self._limits.max_gib * GIB), keep)
+                bundle.prune(self._incidents, self.limits.max_bundles, int(self.limits.max_gib * GIB), keep)
             except OSError:
                 return  # a folder that can't be removed now is tried again after the next bundle
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from vllm_watchdog.act.leader import Leader, RefusedError, adopt, spawn
 from vllm_watchdog.act.purge import Purge, reap
+from vllm_watchdog.cgroup import Group, Groups
 from vllm_watchdog.core.commands import Adopt, Kill, Spawn, Term
 from vllm_watchdog.core.events import Emptied, Event, Exited, Spawned, SpawnFailed
 from vllm_watchdog.core.readings import Mark
@@ -28,6 +29,12 @@ GROUP_AFTER_S = 5.0  # a vLLM asked while it was loading left TERM to the leader
 TIDY_S = 5.0  # how often orphans that ended under us are reaped
 BACKLOG = 64  # the policy has at most a few commands in flight; more is a bug
 PR_SET_CHILD_SUBREAPER = 36  # prctl.h
+PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+
+
+def keep_capabilities() -> None:
+    """What systemd lends us (CAP_SYSLOG, for the kernel log) is not handed on to engines.  Before any thread starts."""
+    ctypes.CDLL(None).prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
 
 
 def become_subreaper() -> None:
@@ -50,10 +57,12 @@ class Hands:
         index: MarkIndex | None = None,
         group_after_s: float = GROUP_AFTER_S,
         tidy_s: float = TIDY_S,
+        groups: Groups | None = None,
         make_room: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._launch, self._instance, self._post, self._clock = launch, instance, post, clock
-        self._index = index or MarkIndex(instance)
+        self.launch, self._instance, self._post, self._clock = launch, instance, post, clock
+        self._groups = groups
+        self._index = index or (MarkIndex(instance, inhabitants=groups.inhabitants) if groups else MarkIndex(instance))
         self._group_after_s, self._tidy_s, self._make_room = group_after_s, tidy_s, make_room
         self._inbox: queue.Queue[Spawn | Adopt | Term | Kill] = queue.Queue(BACKLOG)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -122,7 +131,8 @@ class Hands:
         if leader and not self._exited and select.select([leader.fd], [], [], 0)[0]:
             self._exited = True
             self._group_term_at = None
-            self._post(Exited(self._clock(), leader.mark, leader.code()))
+            group = self._group(leader.mark)
+            self._post(Exited(self._clock(), leader.mark, leader.code(), group.oom_kills if group else 0))
 
     def _carry_out(self, command: Spawn | Adopt | Term | Kill) -> None:
         match command:
@@ -139,7 +149,8 @@ class Hands:
         try:
             self._refuse_a_double()
             self._refuse_a_taken_port()
-            leader = spawn(self._launch, mark, self._instance, self._make_room)
+            group = self._groups.create(mark, self.launch.memory_max) if self._groups else None
+            leader = spawn(self.launch, mark, self._instance, self._make_room, group.path if group else None)
         except RefusedError as refused:
             self._post(SpawnFailed(self._clock(), mark, refused.class_, str(refused)))
             return
@@ -148,11 +159,11 @@ class Hands:
 
     def _refuse_a_double(self) -> None:
         for mark, members in self._index.marked().items():
-            if mark.engine == self._launch.name:
+            if mark.engine == self.launch.name:
                 raise RefusedError(f"{mark} still runs as PID {members[0].pid}")
 
     def _refuse_a_taken_port(self) -> None:
-        port, host = self._launch.port, self._launch.host
+        port, host = self.launch.port, self.launch.host
         for holder in listeners(port, self._instance, host):
             raise RefusedError(f"port {port} is held by {holder}", "port_stranger")
 
@@ -168,6 +179,9 @@ class Hands:
             self._leader.release()
         self._index.learn(leader.who, leader.mark)
         self._leader, self._exited = leader, False
+
+    def _group(self, mark: Mark) -> Group | None:
+        return self._groups.find(mark) if self._groups else None
 
     def _led(self, mark: Mark) -> Leader | None:
         return self._leader if self._leader and self._leader.mark == mark else None
@@ -199,7 +213,7 @@ class Hands:
         self._group_term_at = None
         leader = self._led(mark)
         self._orphaned = leader is None or self._exited
-        self._purge, self._purge_at = Purge(mark, leader, self._index), self._clock()
+        self._purge, self._purge_at = Purge(mark, leader, self._index, self._group(mark)), self._clock()
 
     def _purge_once(self, purge: Purge) -> None:
         empty = purge.round()
@@ -217,5 +231,5 @@ class Hands:
     def _tidy(self) -> None:
         """Reaps what re-parented to us and ended; but what began a session may be a leader in other hands."""
         self._tidy_at = self._clock() + self._tidy_s
-        ours = [owned for owned in self._index.owned() if owned.mark.engine == self._launch.name]
+        ours = [owned for owned in self._index.owned() if owned.mark.engine == self.launch.name]
         reap([owned for owned in ours if owned.stat.session != owned.stat.who.pid], self._leader)

@@ -11,12 +11,14 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 
 from vllm_watchdog.core.readings import Mark
-from vllm_watchdog.launch import Launch
-from vllm_watchdog.proc import MARK_ENV, MarkIndex, ProcId, deliver, hold, identify, mark_value, read_stat
+from vllm_watchdog.launch import Launch, fingerprint
+from vllm_watchdog.proc import LAUNCH_ENV, MARK_ENV, MarkIndex, ProcId, deliver, hold, identify, mark_value, read_stat
 
 # What systemd tells its own child, and our own settings with their secrets, are not an engine's business.
 OURS_ALONE = frozenset((
@@ -25,6 +27,7 @@ OURS_ALONE = frozenset((
     "CREDENTIALS_DIRECTORY", "STATE_DIRECTORY", "RUNTIME_DIRECTORY", "LOGS_DIRECTORY", "CACHE_DIRECTORY",
     "CONFIGURATION_DIRECTORY",
 ))
+ENTER = str(Path(__file__).with_name("enter.py"))
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 LOG_ROOM = 16 << 20     # with less, the engine's own prints would fail soon, and a progress bar that can't print ends a load
 ROOM = 256 << 20        # asked for, so that it lasts for some hours of logs
@@ -79,31 +82,45 @@ class Leader:
         return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
-def spawn(launch: Launch, mark: Mark, instance: str, make_room: Callable[[int], None]) -> Leader:
-    """Starts the engine in a session and process group of its own.  Raises RefusedError.
+def spawn(launch: Launch, mark: Mark, instance: str, make_room: Callable[[int], None], group: Path | None = None) -> Leader:
+    """Starts the engine in a session and process group of its own, and in a control group.  Raises RefusedError.
 
     A full disk costs the log, never the service: `make_room` is asked for some bytes, and then it runs without one.
     """
     log, lost_log = _open_log(launch, mark, make_room)
+    report, theirs = os.pipe2(os.O_CLOEXEC)
     try:
         child = subprocess.Popen(
-            launch.argv,
+            (sys.executable, "-I", "-S", ENTER, str(theirs), str(group or ""), *launch.argv),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             cwd=launch.cwd,
             env=environment(os.environ, launch, mark, instance),
+            pass_fds=(theirs,),
             start_new_session=True,  # a group of its own too; and no terminal's hang-up reaches it
         )
     except OSError as error:
+        os.close(report)
         raise RefusedError(_why(error, launch)) from None
     finally:
+        os.close(theirs)
         os.close(log)
+    if number := _failed_exec(report):
+        child.wait()    # it is on its way out
+        raise RefusedError(f"cannot run {launch.argv[0]}: {os.strerror(number)}")
     child.returncode = 0  # the pidfd is what we wait on: Popen must neither reap it nor complain that it outlives us
     who = identify(child.pid)
     if who is None:  # an unreaped child of ours always has a stat
         raise RuntimeError(f"no /proc entry for our own child {child.pid}")
     return Leader(mark, who, os.pidfd_open(child.pid), lost_log)
+
+
+def _failed_exec(report: int) -> int:
+    """The error number of an exec that failed, 0 after one that did not: then the end of the pipe is closed."""
+    with os.fdopen(report) as lines:
+        said = dict(line.split() for line in lines)
+    return int(said.get("exec", 0))
 
 
 def adopt(mark: Mark, pid: int, index: MarkIndex) -> Leader | None:
@@ -118,7 +135,8 @@ def environment(base: Mapping[str, str], launch: Launch, mark: Mark, instance: s
     """The engine's environment: ours without what is ours alone, then what the launch adds, then the mark."""
     env = {name: value for name, value in base.items() if not _ours(name)}
     # setproctitle writes the title over the environment, mark included, unless it is told not to.
-    return env | {"SPT_NOENV": "1"} | dict(launch.env) | {MARK_ENV: mark_value(mark, instance)}
+    ours = {MARK_ENV: mark_value(mark, instance), LAUNCH_ENV: fingerprint(launch)}
+    return env | {"SPT_NOENV": "1"} | dict(launch.env) | ours
 
 
 def _ours(name: str) -> bool:
@@ -161,4 +179,4 @@ def _want_room(fd: int) -> None:
 def _why(error: OSError, launch: Launch) -> str:
     if str(error.filename) == str(launch.cwd):
         return f"cannot enter the working directory {launch.cwd}: {error.strerror}"
-    return f"cannot run {launch.argv[0]}: {error.strerror}"
+    return f"cannot start {launch.argv[0]}: {error.strerror}"       # no room for a process

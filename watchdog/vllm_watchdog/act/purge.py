@@ -1,10 +1,10 @@
 """One `Kill` in progress: SIGKILL to whatever is of a generation, again and again, until a walk finds nothing left.
 
 The group first (nothing forks out of a signal to a group), then every process by its own pidfd: also those that
-re-parented, began a session of their own, or lost their leader.  A round takes one walk of `/proc` (about a
-millisecond in a small container) and waits for nothing; between rounds the caller polls `fds`, which tell of each
-death at once, for at most `wait_s`.  What survives SIGKILL (D state in the driver) is looked for for ever, ever more
-rarely.
+re-parented, began a session of their own, or lost their leader; and the generation's control group, where it has one,
+as a whole.  A round takes one walk of `/proc` (about a millisecond in a small container) and waits for nothing; between
+rounds the caller polls `fds`, which tell of each death at once, for at most `wait_s`.  What survives SIGKILL (D state in
+the driver) is looked for for ever, ever more rarely.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 
 from vllm_watchdog.act.leader import Leader
+from vllm_watchdog.cgroup import Group
 from vllm_watchdog.core.readings import Holder, Mark
 from vllm_watchdog.proc import MarkIndex, Owned, ProcId, deliver, hold
 
@@ -24,8 +25,9 @@ GROWTH = 1.5
 class Purge:
     """`leader` is None where only orphans are left; `wait_s` grows from round to round.  For one thread."""
 
-    def __init__(self, mark: Mark, leader: Leader | None, index: MarkIndex) -> None:
+    def __init__(self, mark: Mark, leader: Leader | None, index: MarkIndex, group: Group | None = None) -> None:
         self.mark = mark
+        self._group = group
         self.wait_s = FIRST_WAIT_S
         self._leader = leader
         self._index = index
@@ -54,13 +56,17 @@ class Purge:
         ours = [owned for owned in self._index.owned() if owned.mark == self.mark]
         left = {owned.stat.who: owned.stat.comm for owned in ours if owned.stat.alive}
         self._let_go(set(self._held) - set(left))
-        if not left:
+        if not left and not (self._group and self._group.populated):
             reap(ours, self._leader)
+            if self._group:
+                self._group.remove()
             return True
         if self._leader:
             self._leader.send_group(signal.SIGKILL)
         for who, name in left.items():
             self._strike(who, name)
+        if self._group:
+            self._group.kill()
         self.wait_s = min(self.wait_s * GROWTH, LAST_WAIT_S)
         return False
 

@@ -26,12 +26,12 @@ class Sleeper:
     """The standby of one engine."""
 
     def __init__(self, launch: Launch, post: Callable[[Event], None], clock: Callable[[], float]) -> None:
-        self._launch, self._post, self._clock = launch, post, clock
+        self.launch, self._post, self._clock = launch, post, clock
 
     def do(self, order: Sleep | Wake) -> None:
         """Never waits.  -> Slept | Woke."""
         carry_out = self._sleep if isinstance(order, Sleep) else self._wake
-        threading.Thread(target=carry_out, args=(order,), name=f"sleeper-{self._launch.name}", daemon=True).start()
+        threading.Thread(target=carry_out, args=(order,), name=f"sleeper-{self.launch.name}", daemon=True).start()
 
     def _sleep(self, order: Sleep | Wake) -> None:
         began = self._clock()
@@ -43,16 +43,16 @@ class Sleeper:
         began = self._clock()
         why = self._call("/wake_up", order.deadline_s, b"")
         if not why:
-            body = json.dumps({"model": self._launch.model, "prompt": "a", "max_tokens": 1, "temperature": 0}).encode()
+            body = json.dumps({"model": self.launch.model, "prompt": "a", "max_tokens": 1, "temperature": 0}).encode()
             why = self._call("/v1/completions", began + order.deadline_s - self._clock(), body)
         self._post(Woke(self._clock(), order.mark, why, self._clock() - began))
 
     def _call(self, path: str, within_s: float, body: bytes) -> str:
         """Empty: 200; else what went wrong, in one sentence."""
         headers = {"Content-Type": "application/json"} if body else {}
-        if key := self._launch.api_key:
+        if key := self.launch.api_key:
             headers["Authorization"] = f"Bearer {key.get_secret_value()}"
-        exchange = Exchange(self._launch.url.split("//")[1].rsplit(":", 1)[0].strip("[]"), self._launch.port, headers)
+        exchange = Exchange(self.launch.url.split("//")[1].rsplit(":", 1)[0].strip("[]"), self.launch.port, headers)
         try:
             status, _ = exchange.ask("POST", path, max(within_s, 0.1), BODY_CAP, body)
         except RefusedError:

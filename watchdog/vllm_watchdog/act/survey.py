@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_watchdog.core.events import Survivor
 from vllm_watchdog.core.readings import Mark
-from vllm_watchdog.proc import MarkIndex, Stat, age_s
+from vllm_watchdog.proc import MarkIndex, Stat, age_s, launch_of
 
 
 def survey(instance: str, index: MarkIndex | None = None) -> tuple[Survivor, ...]:
@@ -14,7 +14,7 @@ def survey(instance: str, index: MarkIndex | None = None) -> tuple[Survivor, ...
         if owned.stat.alive:
             generations.setdefault(owned.mark, []).append(owned.stat)
     return tuple(
-        Survivor(mark, stats[0].who.pid, _is_leader(stats), round(age_s(stats[0].who), 1))
+        Survivor(mark, stats[0].who.pid, _is_leader(stats), round(age_s(stats[0].who), 1), launch_of(stats[0].who.pid))
         for mark, stats in generations.items()
     )
 

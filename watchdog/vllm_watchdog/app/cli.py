@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 OPERATOR_WAIT_S = 15.0
+DRAINED_S = 5.0         # what is cut after the drain may still write its last words
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -47,6 +48,16 @@ def _settings(options: argparse.Namespace) -> Any:
         raise SystemExit(fail("\n".join(error.problems))) from None
 
 
+def _to_ask(options: argparse.Namespace) -> Any:
+    """As much of the settings as it takes to ask the daemon, or to read what it wrote."""
+    from vllm_watchdog.config import ConfigError, load_to_ask
+
+    try:
+        return load_to_ask(options.config)
+    except ConfigError as error:
+        raise SystemExit(fail("\n".join(error.problems))) from None
+
+
 # -- the daemon
 
 def _run(options: argparse.Namespace) -> int:
@@ -55,13 +66,13 @@ def _run(options: argparse.Namespace) -> int:
 
     settings = _settings(options)
     from vllm_watchdog.app.daemon import Daemon
-    from vllm_watchdog.config import misspelt
+    from vllm_watchdog.config import load, misspelt
 
     for line in misspelt():
         print(f"warning: {line}", file=sys.stderr)
 
     try:
-        return Daemon(settings).run()
+        return Daemon(settings, lambda: load(options.config)).run()
     except (Busy, ControlError) as error:
         return fail(str(error), 1)
     except OSError as error:
@@ -70,9 +81,17 @@ def _run(options: argparse.Namespace) -> int:
 
 def _gateway(options: argparse.Namespace) -> int:
     plan = _settings(options).gateway_plan()
+    from vllm_watchdog.app.console import Console, journald
     from vllm_watchdog.gateway.app import run
+    from vllm_watchdog.tell.systemd import Notifier
 
-    return run(plan)
+    notifier = Notifier.from_environ(os.environ)
+
+    def stopping(status: str) -> None:
+        notifier.stopping(status)
+        notifier.extend(plan.drain_s + DRAINED_S)
+
+    return run(plan, Console(journald()).say, notifier.ready, stopping)
 
 
 def _check_config(options: argparse.Namespace) -> int:
@@ -120,7 +139,7 @@ def _ask(options: argparse.Namespace, request: dict[str, Any], deadline_s: float
     from vllm_watchdog.tell.client import Unreachable, call
 
     try:
-        return call(_settings(options).daemon.socket, request, deadline_s)
+        return call(_to_ask(options).daemon.socket, request, deadline_s)
     except Unreachable as error:
         raise SystemExit(fail(str(error), 4)) from None
 
@@ -159,7 +178,7 @@ def _incidents(options: argparse.Namespace) -> int:
     from vllm_watchdog.core.schema import CODEC
     from vllm_watchdog.tell.history import HistoryError, Reader
 
-    settings = _settings(options)
+    settings = _to_ask(options)
     reader = Reader(settings.daemon.log_dir / "history.db")
     try:
         found: Any = reader.incident(options.id) if options.id else reader.incidents(options.limit)
@@ -187,7 +206,7 @@ def _events(options: argparse.Namespace) -> int:
     from vllm_watchdog.tell.client import Unreachable, stream
     from vllm_watchdog.tell.journal import files, read
 
-    settings = _settings(options)
+    settings = _to_ask(options)
     folder = settings.daemon.log_dir / "journal"
 
     def told(line: dict[str, Any]) -> str:
@@ -226,6 +245,23 @@ def _operate(options: argparse.Namespace) -> int:
     answer = _ask(options, {key: value for key, value in request.items() if value}, OPERATOR_WAIT_S)
     print(answer.get("text", ""))
     return 0 if answer.get("ok") else 1
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from vllm_watchdog.app.doctor import doctor
+
+    return doctor(options.config, sys.stdout, sys.stderr)
+
+
+def _install(options: argparse.Namespace) -> int:
+    from vllm_watchdog.app.install import Host, InstallError, install, uninstall
+
+    host = Host(sys.stdout, options.dry_run)
+    try:
+        (install if options.verb == "install" else uninstall)(host)
+    except InstallError as error:
+        return fail(str(error), 1)
+    return 0
 
 
 def _alert_test(options: argparse.Namespace) -> int:
@@ -280,6 +316,8 @@ def _parser() -> argparse.ArgumentParser:
         add(name, _operate, text).add_argument("engine", nargs="?")
     add("pause", _operate, "stop automatic actions, not watching")
     add("resume", _operate, "automatic actions again")
+    add("reload", _operate, "read the configuration again: thresholds and alerts at once, arguments at the next start")
+    add("handover", _operate, "leave the engines as they are to the next daemon, which systemd starts")
     alert = add("alert", _alert_test, "send a test message and print the receiver's answer")
     alert.add_argument("test", choices=["test"])
     alert.add_argument("channel", nargs="?")
@@ -290,6 +328,10 @@ def _parser() -> argparse.ArgumentParser:
         "journal", nargs="+", metavar="JOURNAL")
     add("completion", _completion, "print the shell's completion: llm-watchdog completion bash > FILE", False).add_argument(
         "shell", choices=["bash", "zsh", "tcsh"])
+    add("doctor", _doctor, "what this host has and lacks, with remedies")
+    for name, text in (("install", "users, folders and units on a systemd host; the configuration is kept"),
+                       ("uninstall", "stop and remove the services; configuration, history and user stay")):
+        add(name, _install, text, False).add_argument("--dry-run", action="store_true", help="only say what would be done")
     demo = add("demo", _demo, "the main job on this machine with a stand-in engine: boots, breaks, fails over", False)
     demo.add_argument("--keep", action="store_true", help="keep the folder with its logs and evidence")
     return parser

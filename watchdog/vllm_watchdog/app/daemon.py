@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -22,36 +21,37 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm_watchdog import __version__
 from vllm_watchdog.act.evidence import Context, Evidence
-from vllm_watchdog.act.hands import Hands, become_subreaper
+from vllm_watchdog.act.hands import become_subreaper, keep_capabilities
 from vllm_watchdog.act.retention import DAY_S, Retention
-from vllm_watchdog.act.sleeper import Sleeper
 from vllm_watchdog.act.survey import survey
 from vllm_watchdog.app import channels
+from vllm_watchdog.app.announce import Announcer
 from vllm_watchdog.app.clock import Sampling
+from vllm_watchdog.app.console import Console, journald
+from vllm_watchdog.app.engines import Engines
 from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
 from vllm_watchdog.app.recall import recalled
+from vllm_watchdog.app.reload import Reload
 from vllm_watchdog.app.route import route
 from vllm_watchdog.app.samples import Sampler
-from vllm_watchdog.app.show import worded
+from vllm_watchdog.cgroup import Groups, NoGroupsError, claim
 from vllm_watchdog.config import ROUTE_FILE, Settings
 from vllm_watchdog.config_sections import GIB
 from vllm_watchdog.core import commands as c
-from vllm_watchdog.core.events import Booted, Event, HostSampled, StopAsked
-from vllm_watchdog.core.policy import HAS_CHILD, Phase
+from vllm_watchdog.core.events import Booted, Event, HostSampled, Reloaded, StopAsked
+from vllm_watchdog.core.plan import Plan
+from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.report import report
 from vllm_watchdog.core.schema import CODEC
 from vllm_watchdog.core.totals import Totals, told
 from vllm_watchdog.core.world import World, remembered
-from vllm_watchdog.launch import Launch
 from vllm_watchdog.proc import MarkIndex, instance_of
 from vllm_watchdog.sense.gpu import GpuSense
 from vllm_watchdog.sense.host import HostSense
 from vllm_watchdog.sense.kernel import KernelSense
-from vllm_watchdog.sense.logtail import LogTail
-from vllm_watchdog.sense.probe import ProbeSense
 from vllm_watchdog.tell.control import ROUTE, Control
 from vllm_watchdog.tell.history import History, Reader
-from vllm_watchdog.tell.journal import Journal, iso
+from vllm_watchdog.tell.journal import Journal
 from vllm_watchdog.tell.ledger import Ledger
 from vllm_watchdog.tell.lock import Lock
 from vllm_watchdog.tell.outbox import Outbox
@@ -63,7 +63,6 @@ from vllm_watchdog.tell.systemd import Notifier
 if TYPE_CHECKING:
     from vllm_watchdog.web.server import Web
 
-HEALTH_TIMEOUT_S = 5.0      # a server with a thousand new requests was seen to need seconds for /health
 GPU_SILENT_PERIODS = 3
 EVIDENCE_FLOOR = 0.25       # of disk_free_gib: what is left then is for the journal and the engines' logs
 WRITTEN_S = 5.0             # the state waits this long for the alerts that it owes to be on disk
@@ -77,8 +76,10 @@ class Part(Protocol):
 
 
 class Daemon:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, again: Callable[[], Settings]) -> None:
+        """`again` reads the settings anew; it raises ConfigError."""
         self.settings = settings
+        self._again = again
         self.inbox: SimpleQueue[Event] = SimpleQueue()
         self.instance = instance_of(settings.daemon.state_dir)
         self.sampler = Sampler()
@@ -86,24 +87,20 @@ class Daemon:
         self._shown: tuple[World, Totals] = (World(), Totals())
         self._lag_s = 0.0
         self._profiles = {name: settings.profile(name) for name in settings.engines}
-        self._alerts: Counter[str] = Counter()
+        self._outcomes: Counter[str] = Counter()
         self._saved: Any = None
-        self._status = ""
+        self._alerts = settings.alerts
         self._routed: list[dict[str, Any]] = []
         self._parts: list[Part] = []
         self._tell()
+        self.groups = self._claim()
         self._sense()
         self._act()
-        self._execute: dict[type[c.Command], Callable[[Any], None]] = {
-            c.Spawn: self._spawn, c.Adopt: self._adopt, c.Term: self._term, c.Kill: self._kill,
-            c.Drain: lambda command: self.tails[command.mark.engine].drain(command.mark),
-            c.Ask: lambda command: self.probes[command.mark.engine].ask(command.mark, command.deadline_s),
-            c.Sleep: lambda command: self.sleepers[command.mark.engine].do(command),
-            c.Wake: lambda command: self.sleepers[command.mark.engine].do(command),
+        self._execute: dict[type[c.Command], Callable[[Any], None]] = self.engines.do | {
             c.SampleGpus: lambda _: self.gpus.wake(asked=True),
             c.Dump: lambda command: self.evidence.do(command, self._context(command)),
             c.Record: self._record,
-            c.Alert: self.outbox.tell, c.Answer: self.control.answer, c.Say: self._decided, c.Quit: lambda _: None,
+            c.Alert: self._alert, c.Answer: self.control.answer, c.Say: self._decided, c.Quit: lambda _: None,
         }
         outlets = Outlets(self.journal.event, self._carry_out, self._publish, self.notifier.watchdog)
         self.loop = Loop(self.inbox, outlets)
@@ -122,6 +119,8 @@ class Daemon:
     def _tell(self) -> None:
         daemon = self.settings.daemon
         self.notifier = Notifier.from_environ(os.environ)
+        self.announcer = Announcer(self.notifier, daemon.ready, time.monotonic)
+        self._console = Console(journald())
         self.journal: Journal = self._part(Journal(
             daemon.log_dir / "journal", time.monotonic, time.time, tap=self._tap,
             total_bytes=int(self.settings.retention.journal_gib * GIB)))
@@ -130,53 +129,60 @@ class Daemon:
         self.history: History = self._part(History(
             daemon.log_dir / "history.db", time.monotonic, time.time, self.say, keep_s=retention.days * DAY_S))
         self.samples: Samples = self._part(Samples(self.history.do))
-        self.outbox: Outbox = self._part(Outbox(
-            channels.channels(self.settings), Ledger(self.history), channels.writer(self.settings),
-            time.monotonic, time.time, self.say))
+        self.outbox: Outbox = self._part(self._outbox(self.settings))
+        self.reload = Reload(
+            self.settings, self._again, lambda: self.world.plan, self._apply, self.announcer, self.say)
         self.pages: Pages = self._part(Pages(self._incidents_dir, time.monotonic, self.say, os.uname().nodename))
         self.store: Store = self._part(Store(
             daemon.state_dir / "state.json", time.monotonic, self.say, first=lambda: self.outbox.written(WRITTEN_S)))
         self.reader = reader = Reader(daemon.log_dir / "history.db")
         self.control: Control = self._part(Control(
             daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
-            self._hear, lambda: self.samples.recent(time.time())))
+            self._hear, self.reload, lambda: self.samples.recent(time.time())))
         self.web: Web | None = None
         if daemon.port:
             from vllm_watchdog.app import page  # `llm-watchdog events` need not wait for a web server
 
             self.web = self._part(page.web(self.settings, self.control, self.report, self.samples, self.say))
 
+    def _outbox(self, settings: Settings) -> Outbox:
+        return Outbox(channels.channels(settings), Ledger(self.history), channels.writer(settings),
+                      time.monotonic, time.time, self.say)
+
+    def _claim(self) -> Groups | None:
+        """Control groups for the engines; without them marks alone tell who is ours, and that is said once."""
+        try:
+            groups = claim(self.say)
+        except NoGroupsError as error:
+            self._groups_why = str(error)
+            self.say("cgroup.unknown", why=str(error))
+            return None
+        self._groups_why = ""
+        self.say("cgroup.claimed", root=str(groups.root), memory="limited and counted" if groups.memory else "not counted")
+        return groups
+
     def _sense(self) -> None:
         daemon, post, clock = self.settings.daemon, self.inbox.put, time.monotonic
         self.gpus: GpuSense = self._part(
             GpuSense(post, clock, self.instance, GPU_SILENT_PERIODS * max(daemon.sample_s, 1.0)))
-        self.host: HostSense = self._part(HostSense(self._host_sampled, clock, MarkIndex(self.instance), daemon.log_dir))
+        self.host: HostSense = self._part(HostSense(
+            self._host_sampled, clock, MarkIndex(self.instance), daemon.log_dir, self.groups))
         self.kernel: KernelSense = self._part(KernelSense(post, clock))
-        self.launches: dict[str, Launch] = self.settings.launches()
-        self.probes: dict[str, ProbeSense] = {
-            name: self._part(ProbeSense(launch, post, clock, self.instance, HEALTH_TIMEOUT_S))
-            for name, launch in self.launches.items()
-        }
-        self.tails: dict[str, LogTail] = {
-            name: self._part(LogTail(name, launch.log_path, daemon.state_dir / f"{name}.offset", post, clock))
-            for name, launch in self.launches.items()
-        }
-        self.sampling = self._part(Sampling(daemon.sample_s, (self.gpus.wake, self.host.wake, self._wake_probes)))
 
     def _act(self) -> None:
         post, clock = self.inbox.put, time.monotonic
         settings = self.settings
         self.retention: Retention = self._part(Retention(
             settings.daemon.log_dir, settings.retention.days, time.time, self._open_incidents, self.say))
-        self.hands: dict[str, Hands] = {
-            name: self._part(Hands(launch, self.instance, post, clock, make_room=self.retention.make_room))
-            for name, launch in self.launches.items()
-        }
-        self.sleepers = {name: Sleeper(launch, post, clock) for name, launch in self.launches.items()}
+        self.engines = Engines(
+            settings.launches(), self.instance, settings.daemon.state_dir, self.groups, self.retention.make_room, post,
+            self._part, lambda: self.world, self.reload.start_of)
         self.evidence: Evidence = self._part(
-            Evidence(self._incidents_dir, self.launches, settings.evidence, post, clock, self.instance,
+            Evidence(self._incidents_dir, self.engines.launches, settings.evidence, post, clock, self.instance,
                      floor_bytes=int(settings.thresholds.disk_free_gib * GIB * EVIDENCE_FLOOR),
                      open_incidents=self._open_incidents))
+        self.sampling = self._part(
+            Sampling(settings.daemon.sample_s, (self.gpus.wake, self.host.wake, self.engines.wake_probes)))
 
     def _open_incidents(self) -> frozenset[str]:
         return frozenset(incident.id for incident in self.world.incidents)
@@ -193,18 +199,20 @@ class Daemon:
         self._listen_to_signals()       # before there is anything that a stop would have to undo
         lock = Lock.acquire(daemon.state_dir / "lock")
         try:
+            keep_capabilities()
             become_subreaper()
+            index = MarkIndex(self.instance, inhabitants=self.groups.inhabitants) if self.groups else None
             memory = recalled(load(daemon.state_dir / "state.json", time.time(), self.say), self.reader, self.say)
             booted = Booted(
                 at=time.monotonic(), plan=self.settings.plan(host_seed()), wall_offset=time.time() - time.monotonic(),
-                boot_id=boot_id(), memory=memory, survivors=survey(self.instance),
+                boot_id=boot_id(), memory=memory, survivors=survey(self.instance, index),
             )
+            self.reload.adopt(booted.survivors)
             threading.excepthook = self._crash
             for part in self._parts:
                 part.start()
-            self.notifier.ready("watching")
             self.loop.run(booted)
-            self.notifier.stopping("stopped")
+            self.announcer.leave(self.world)
         finally:
             end = time.monotonic() + LEAVE_S
             for part in reversed(self._parts):
@@ -221,8 +229,12 @@ class Daemon:
         def ask(number: int, _: FrameType | None) -> None:
             self.inbox.put(StopAsked(time.monotonic(), signal.Signals(number).name))     # SimpleQueue.put is reentrant
 
+        def again(*_: object) -> None:
+            threading.Thread(target=self.reload, name="reload", daemon=True).start()
+
         signal.signal(signal.SIGTERM, ask)
         signal.signal(signal.SIGINT, ask)
+        signal.signal(signal.SIGHUP, again)
 
     # -- what the loop hands out
 
@@ -237,15 +249,12 @@ class Daemon:
         if (memory := remembered(world)) != self._saved:
             self._saved = memory
             self.store.save(memory)
-        if (routed := route(world, self.launches)) != self._routed:
+        if (routed := route(world, self.engines.launches)) != self._routed:
             self._routed = routed
             document = {"version": int(time.time() * 1000), "services": routed}
             self.control.publish(document, ROUTE)
             self.route.save(document)
-        status = ", ".join(f"{engine.name} {engine.phase}" for engine in world.engines)
-        if status != self._status:
-            self._status = status
-            self.notifier.status(status)
+        self.announcer.publish(world)
 
     def _hear(self, said: dict[str, Any]) -> None:
         """The gateway's words.  Raises ValueError for what can't be read."""
@@ -274,9 +283,9 @@ class Daemon:
         document = report(world)
         for engine in document["engines"]:
             name = engine["name"]
-            engine["profile"] = self._profiles[name]
+            engine["profile"] = self._profiles.get(name, {})
             if engine["phase"] == Phase.LOADING:
-                engine["loading"] = {"stage": self.tails[name].stage, "about_s": totals.loads.get(name)}
+                engine["loading"] = {"stage": self.engines.stage(name), "about_s": totals.loads.get(name)}
         return document | {
             "alerts": [asdict(state) for state in self.outbox.states()],
             "pid": os.getpid(),
@@ -284,44 +293,36 @@ class Daemon:
             "daemon": {
                 "version": __version__, "host": os.uname().nodename, "started": round(self.started, 3),
                 "lag_s": round(self._lag_s, 6), "queues": {"inbox": self.inbox.qsize()},
-                "lost": {"journal": self.journal.lost, "history": self.history.lost}, "alerts": dict(self._alerts),
+                "lost": {"journal": self.journal.lost, "history": self.history.lost}, "alerts": dict(self._outcomes),
                 "log_dir": str(self.settings.daemon.log_dir), "operable": self.settings.daemon.token is not None,
             },
-        }
+            "memory_limited": bool(self.groups and self.groups.memory),
+            "cgroups": str(self.groups.root) if self.groups else {"unknown": self._groups_why},
+        } | self.reload.report()
 
     def _record(self, command: c.Record) -> None:
         self.history.record(command.incident)
         self.pages.write(command.incident, self.sampler.points(command.incident.engine))
 
-    def _spawn(self, command: c.Spawn) -> None:
-        self.tails[command.mark.engine].follow(command.mark, from_start_of_file=False)
-        self.hands[command.mark.engine].do(command)
+    def _alert(self, command: c.Alert) -> None:
+        incident = command.incident
+        self.outbox.tell(command)
+        if command.kind != "resolved":      # which the core says itself
+            self.say(f"incident.{command.kind}", incident=incident.id, urgency=incident.urgency, class_=incident.class_,
+                     text=incident.page or incident.text)
 
-    def _adopt(self, command: c.Adopt) -> None:
-        self.tails[command.mark.engine].follow(command.mark, from_start_of_file=False)
-        self.hands[command.mark.engine].adopt(command.mark, command.pid)
-
-    def _term(self, command: c.Term) -> None:
-        self.tails[command.mark.engine].asked_to_stop(command.mark)
-        self.hands[command.mark.engine].do(command)
-
-    def _kill(self, command: c.Kill) -> None:
-        """A stray of an engine's older generation, or of one that is configured no more, gets hands of its own."""
-        mark = command.mark
-        if mark in self.world.strays or mark.engine not in self.hands:
-            launch = next(iter(self.launches.values()))
-            hands = self._part(Hands(launch, self.instance, self.inbox.put, time.monotonic))
-            hands.start()
-            hands.do(command)
-        else:
-            self.hands[mark.engine].do(command)
+    def _apply(self, settings: Settings, plan: Plan) -> None:
+        """In the thread of whoever asked.  A channel that is no more loses nothing that another one owes."""
+        self.inbox.put(Reloaded(time.monotonic(), plan))
+        self.evidence.limits = settings.evidence
+        if settings.alerts != self._alerts:
+            old, self.outbox = self.outbox, self._outbox(settings)
+            self._alerts = settings.alerts
+            self._parts[self._parts.index(old)] = self.outbox
+            old.stop(LEAVE_S)       # what it has not delivered is in the history, where the new one finds it
+            self.outbox.start()
 
     # -- samples, journal, log
-
-    def _wake_probes(self) -> None:
-        for engine in self.world.engines:
-            if engine.pid and engine.phase in HAS_CHILD:
-                self.probes[engine.name].wake(engine.mark)
 
     def _host_sampled(self, event: Event) -> None:
         self.inbox.put(event)
@@ -330,7 +331,7 @@ class Daemon:
 
     def _context(self, command: c.Dump) -> Context:
         mark = command.mark
-        engine = self.world.engine(mark.engine) if mark and mark.engine in self.launches else None
+        engine = self.world.engine(mark.engine) if mark and mark.engine in self.engines.launches else None
         tree = engine.tree if engine and engine.mark == mark else None
         return Context(
             report=json.dumps(report(self.world), indent=1, ensure_ascii=False),
@@ -351,14 +352,8 @@ class Daemon:
         if "say" not in line:
             return
         if (name := line["say"]).startswith("alert."):
-            self._alerts[name.removeprefix("alert.")] += 1
+            self._outcomes[name.removeprefix("alert.")] += 1
         self.control.publish(line)
         if self.web:
             self.web.said(line)
-        print_line(line)
-
-
-def print_line(line: dict[str, Any]) -> None:
-    """`2026-11-29T14:41:57.123Z engine.phase engine=primary#2 was=loading now=serving`"""
-    sys.stderr.write(worded({"wall": iso(time.time())} | line) + "\n")
-    sys.stderr.flush()
+        self._console.line(line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def event(line: dict[str, Any], language: str = "en") -> str:
     return worded(line)
 
 
-def worded(line: dict[str, Any]) -> str:
+def worded(line: Mapping[str, Any]) -> str:
     """A journal line with its fields in order: `2026-11-29T14:41:57.123Z engine.phase engine=primary#2 now=serving`."""
     left_out = ("wall", "at", "say", "decided")
     fields = " ".join(f"{key}={_quoted(value)}" for key, value in line.items() if key not in left_out)
@@ -81,7 +81,8 @@ def worded(line: dict[str, Any]) -> str:
 
 def _quoted(value: object) -> str:
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if " " in text or "=" in text or '"' in text else text
+    plain = text.isprintable() and not set(text) & {" ", "=", '"'}
+    return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -70,7 +70,12 @@ def view(doc: Doc, series: Doc) -> RenderableType:
                          ("; automatic actions are paused" if doc["paused"] else "", "yellow"), f"   ({when(doc['at'])})")
     parts: list[RenderableType] = [head, "", *(_service(doc, service) for service in doc["services"]), "", _engines(doc)]
     parts += [note for engine in doc["engines"] for note in _notes(engine, doc["at"])]
+    parts += [Text(f"  {name}: waits for its next start: {', '.join(keys)}")
+              for name, keys in doc.get("pending", {}).items()]
+    parts += [Text(f"waits for a restart of the daemon: {', '.join(doc['fixed'])}")] if doc.get("fixed") else []
     parts += ["", *_gpus(doc["gpus"], series), _host(doc["host"])]
+    if isinstance(groups := doc.get("cgroups"), dict):
+        parts.append(Text(f"control groups: none of our own, {groups['unknown']}", "dim"))
     if isinstance(doc["kernel_log"], dict):
         parts.append(Text(f"kernel log: unknown, {doc['kernel_log']['unknown']}", "dim"))
     parts += ["", *([_open(incident) for incident in doc["incidents"]] or [Text("no open incident")])]

@@ -12,12 +12,14 @@ from math import inf
 from typing import Any
 
 from vllm_watchdog.core import boot, events, incidents, liveness, operate, story
+from vllm_watchdog.core.blame import specificity
 from vllm_watchdog.core.commands import Command
 from vllm_watchdog.core.follow import JUDGED, follow
 from vllm_watchdog.core.incidents import REQUESTS_KEPT, Ended, Flight, Urgency
 from vllm_watchdog.core.logs import kernel_read, log_read
 from vllm_watchdog.core.policy import ALIVE, Phase, Sign
 from vllm_watchdog.core.readings import Health, Mark, Unknown
+from vllm_watchdog.core.reload import settled
 from vllm_watchdog.core.renew import renew
 from vllm_watchdog.core.sampled import gpus_sampled, host_sampled, watch_metrics
 from vllm_watchdog.core.turn import Turn
@@ -51,6 +53,11 @@ def _clock_set(turn: Turn, event: events.ClockSet) -> None:
     turn.world = replace(turn.world, wall_offset=event.wall_offset)
 
 
+def _reloaded(turn: Turn, event: events.Reloaded) -> None:
+    turn.world = settled(replace(turn.world, asked=event.plan))
+    turn.say("daemon.reloaded", waits="yes" if turn.world.asked else "")
+
+
 def _stop_asked(turn: Turn, event: events.StopAsked) -> None:
     turn.say("daemon.stopping", by=event.by)
     kill_s = max((engine.plan.limits.kill_s for engine in turn.world.engines), default=0.0)
@@ -82,12 +89,22 @@ def _spawn_failed(turn: Turn, event: events.SpawnFailed) -> None:
 def _exited(turn: Turn, event: events.Exited) -> None:
     if engine := _current(turn, event.mark):
         turn.say("engine.exited", engine=event.mark, code=event.code, phase=engine.phase)
+        _ended_for_memory(turn, engine, event.oom_kills)
         turn.note(engine.name, "exited", f"{event.mark} exited with code {event.code}")
         ours = engine.phase in (Phase.STOPPING, Phase.KILLING)
         ended = Ended(str(event.mark), event.code, ours)
         turn.change(engine.name, exit_code=event.code, ended=ended)
         turn.amend(engine.name, lambda incident: replace(incident, ended=ended))
         turn.sign(engine.name, Sign.EXIT)
+
+
+def _ended_for_memory(turn: Turn, engine: Engine, oom_kills: int) -> None:
+    """Its control group counts the kernel's kills.  What happens after our own stop is not a symptom."""
+    if oom_kills and (engine.life.charged or engine.phase in ALIVE):
+        text = f"the kernel ended {oom_kills} of the processes of {engine.mark} for memory, says its control group"
+        turn.symptom(engine.name, "host_oom_kill", Urgency.CRITICAL, text)
+        if specificity("host_oom_kill") > specificity(engine.cause):
+            turn.change(engine.name, cause="host_oom_kill", why=text)
 
 
 def _emptied(turn: Turn, event: events.Emptied) -> None:
@@ -208,6 +225,7 @@ HANDLERS: dict[type[events.Event], Callable[[Turn, Any], None]] = {
     events.Booted: boot.booted,
     events.ClockSet: _clock_set,
     events.Tick: _ignore,
+    events.Reloaded: _reloaded,
     events.StopAsked: _stop_asked,
     events.Spawned: _spawned,
     events.SpawnFailed: _spawn_failed,

@@ -121,7 +121,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Quit:
-    """Everything is stopped: leave."""
+    """Leave: everything is stopped, or the next daemon takes it over."""
 
 
 Command = Spawn | Adopt | Term | Kill | Drain | Ask | Sleep | Wake | SampleGpus | Dump | Record | Alert | Answer | Say | Quit

@@ -17,12 +17,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
-    """Processes of ours that a new daemon found running.  `leader` is False when only orphans of it are left."""
+    """Processes of ours that a new daemon found running.  `leader` is False when only orphans of it are left; `launch` is
+    the fingerprint of what it was started by, empty where that is not known."""
 
     mark: Mark
     pid: int
     leader: bool
     age_s: float
+    launch: str = ""
 
 
 # -- the daemon itself
@@ -57,6 +59,13 @@ class StopAsked(Event):
     by: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reloaded(Event):
+    """The configuration was read again and is valid."""
+
+    plan: Plan
+
+
 # -- what hands report
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,7 @@ class Exited(Event):
 
     mark: Mark
     code: int | None
+    oom_kills: int = 0      # processes of its control group that the kernel ended for memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +203,8 @@ class Waited(Event):
 
 @dataclass(frozen=True, slots=True)
 class Asked(Event):
-    """An operator's wish; `ref` names whom to answer.  `verb`: restart failover failback pause resume snapshot."""
+    """An operator's wish; `ref` names whom to answer.  `verb`: restart failover failback pause resume snapshot
+    handover."""
 
     ref: int
     verb: str

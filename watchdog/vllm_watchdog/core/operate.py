@@ -8,7 +8,7 @@ from math import inf
 
 from vllm_watchdog.core import incidents
 from vllm_watchdog.core.boot import want
-from vllm_watchdog.core.commands import Answer, Record
+from vllm_watchdog.core.commands import Answer, Quit, Record
 from vllm_watchdog.core.events import Asked, Dumped
 from vllm_watchdog.core.failover import Hint, Service, Side
 from vllm_watchdog.core.follow import turn_service
@@ -151,6 +151,14 @@ def _recorded(turn: Turn, name: str, reason: str) -> Incident:
     return made
 
 
+def _handover(turn: Turn, _: Asked) -> Reply:
+    """As if it were killed, but tidily: nothing is stopped, nothing is forgiven."""
+    names = [str(engine.mark) for engine in turn.world.engines if engine.phase in HAS_CHILD]
+    turn.say("daemon.leaving", engines=", ".join(names))
+    turn.do(Quit())
+    return True, f"this daemon leaves; the next one takes over {', '.join(names) or 'no engine'}"
+
+
 VERBS: dict[str, Callable[[Turn, Asked], Reply]] = {
     "restart": _restart,
     "failover": _failover,
@@ -158,4 +166,5 @@ VERBS: dict[str, Callable[[Turn, Asked], Reply]] = {
     "pause": _pause,
     "resume": _resume,
     "snapshot": _snapshot,
+    "handover": _handover,
 }

@@ -85,11 +85,13 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Every live process of one generation, the leader first; `io_bytes` read and written by all since their start."""
+    """Every live process of one generation, the leader first; `io_bytes` read and written by all since their start;
+    `charged_bytes` of its control group, page cache included."""
 
     mark: Mark
     processes: tuple[Process, ...]
     io_bytes: int | None = None
+    charged_bytes: int | None = None
 
     @property
     def rss_bytes(self) -> int:

@@ -45,6 +45,22 @@ def report(world: World) -> dict[str, Any]:
     }
 
 
+def headline(world: World) -> str:
+    """One line for people: `primary serving, gen 3, VRAM 71 %, 1 restart today`."""
+    engines = [world.engine(service.wanted) for service in world.services]
+    if world.stopping:
+        engines = [engine for engine in world.engines if engine.phase in HAS_CHILD]
+    said = [f"{engine.name} {engine.phase}, gen {engine.generation}" for engine in engines] or ["nothing runs"]
+    placed = {gpu for engine in world.engines for gpu in engine.plan.gpus}
+    gpus = () if isinstance(world.gpus, Unknown) else world.gpus
+    shares = [gpu.used_share for gpu in gpus if gpu.index in placed]
+    said += [f"VRAM {max(shares) * 100:.0f} %"] if shares else []
+    restarts = sum(at > world.at - DAY_S for at in world.restarts)
+    said += [f"{restarts} restart{'s' if restarts > 1 else ''} today"] if restarts else []
+    said += ["automatic actions are paused"] if world.paused else []
+    return ", ".join(said)
+
+
 def serving(world: World, service: Service) -> str | None:
     """The engine that serves, None while nobody does.  What served under the last daemon does until proved otherwise."""
     engine = world.engine(service.wanted)
@@ -116,6 +132,7 @@ def _metrics(metrics: Metrics) -> dict[str, Any]:
 def _tree(tree: Tree) -> dict[str, Any]:
     return {
         "rss_bytes": tree.rss_bytes,
+        "charged_bytes": tree.charged_bytes,
         "cpu": round(tree.cpu, 2),
         "processes": [
             {"pid": p.pid, "name": p.name, "rss_bytes": p.rss_bytes, "uss_bytes": p.uss_bytes, "cpu": p.cpu,

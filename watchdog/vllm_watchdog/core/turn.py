@@ -17,6 +17,7 @@ from vllm_watchdog.core.incidents import Flight, Incident, Urgency
 from vllm_watchdog.core.levels import levels_of
 from vllm_watchdog.core.liveness import Pulse
 from vllm_watchdog.core.policy import Do, Phase, Sign
+from vllm_watchdog.core.reload import settled
 from vllm_watchdog.core.verdict import Finding
 from vllm_watchdog.core.world import NOT_YET, Engine, World
 
@@ -130,6 +131,7 @@ class Turn:
             self.sign(name, Sign.DUMPED)
 
     def _look(self, _: str) -> None:
+        self.world = settled(self.world)
         self.sample_again()
 
     def sample_again(self) -> None:

@@ -100,6 +100,7 @@ class World:
     snapshots: tuple[Snapshot, ...] = ()        # operators who wait for theirs
     paused: bool = False
     stopping: bool = False
+    asked: Plan | None = None           # a newer plan, part of which waits for an engine's next start
     strays_until: float = inf           # a stop waits this long for strays that do not go
     restarts: tuple[float, ...] = field(default=())     # of the last day
     failed: tuple[tuple[Mark, float], ...] = ()         # generations that failed within the last day

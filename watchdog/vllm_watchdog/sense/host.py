@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import psutil
 
+from vllm_watchdog.cgroup import Groups
 from vllm_watchdog.core.events import Event, HostSampled
 from vllm_watchdog.core.readings import Host, Mark, Process, Tree, Unknown
 from vllm_watchdog.proc import MarkIndex, ProcId
@@ -41,7 +42,9 @@ class Kept:
 class HostSense:
     """`disk`: a path on the disk that holds the logs."""
 
-    def __init__(self, post: Callable[[Event], None], clock: Callable[[], float], index: MarkIndex, disk: Path):
+    def __init__(self, post: Callable[[Event], None], clock: Callable[[], float], index: MarkIndex, disk: Path,
+                 groups: Groups | None = None):
+        self._groups = groups
         self._post, self._clock, self._index, self._disk = post, clock, index, disk
         self._kept: dict[ProcId, Kept] = {}
         self._blind_since: float | None = None
@@ -91,7 +94,9 @@ class HostSense:
         if not rows:
             return None
         told = [io for _, io in rows if io is not None]
-        return Tree(mark, tuple(process for process, _ in rows), sum(told) if told else None)
+        held = self._groups.find(mark) if self._groups else None
+        charged = held.memory_bytes if held else None
+        return Tree(mark, tuple(process for process, _ in rows), sum(told) if told else None, charged)
 
     def _row(self, who: ProcId) -> tuple[Process, int | None] | None:
         """One process, and the bytes it read and wrote."""

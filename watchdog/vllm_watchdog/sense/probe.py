@@ -33,7 +33,7 @@ class ProbeSense:
         self, launch: Launch, post: Callable[[Event], None], clock: Callable[[], float], instance: str,
         health_timeout_s: float,
     ):
-        self._launch, self._post, self._clock, self._timeout_s = launch, post, clock, health_timeout_s
+        self.launch, self._post, self._clock, self._timeout_s = launch, post, clock, health_timeout_s
         self._index = proc.MarkIndex(instance)
         self._host = UNSPECIFIED.get(launch.host, launch.host)
         self._exchange = Exchange(self._host, launch.port)
@@ -61,7 +61,7 @@ class ProbeSense:
             if mark in self._asking:
                 return
             self._asking.add(mark)
-        name = f"ask-{self._launch.name}"
+        name = f"ask-{self.launch.name}"
         threading.Thread(target=self._ask, args=(mark, deadline_s), name=name, daemon=True).start()
 
     def stop(self, deadline_s: float) -> None:
@@ -102,7 +102,7 @@ class ProbeSense:
         key, at = (mark, self._exchange.connects), self._clock()
         if key != self._owners_of or at >= self._owners_until:
             first = [holder.pid for holder in self._owners if holder.pid]
-            found = proc.listeners(self._launch.port, self._index.instance, self._host, first)
+            found = proc.listeners(self.launch.port, self._index.instance, self._host, first)
             self._owners = tuple(holder if holder.mark else self._known(holder) for holder in found)
             self._owners_of, self._owners_until = key, at + OWNERS_S
         return self._owners
@@ -140,12 +140,12 @@ class ProbeSense:
 
     def _token(self, deadline_s: float) -> bool | str:
         """True: a token came.  False: none came.  A text: why the answer proves neither."""
-        key = self._launch.api_key
+        key = self.launch.api_key
         headers = {"Content-Type": "application/json"}
         if key:
             headers["Authorization"] = f"Bearer {key.get_secret_value()}"
-        body = json.dumps({"model": self._launch.model, "prompt": "a", "max_tokens": 1, "temperature": 0}).encode()
-        exchange = Exchange(self._host, self._launch.port, headers)
+        body = json.dumps({"model": self.launch.model, "prompt": "a", "max_tokens": 1, "temperature": 0}).encode()
+        exchange = Exchange(self._host, self.launch.port, headers)
         try:
             status, _ = exchange.ask("POST", "/v1/completions", deadline_s, BODY_CAP, body)
         except (RefusedError, SilentError):

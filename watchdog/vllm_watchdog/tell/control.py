@@ -3,8 +3,8 @@
 `{"verb": "status"}` -> the report; `samples` -> the last ten minutes for plots;
 `incidents` (`limit`), `incident` (`id`); `events` streams the journal's lines as
 they happen, `route` the route, at once and at each change; `casualties` and `waited` are the gateway's words on who was in
-flight when an engine died, and how long clients waited; `restart failover failback pause resume snapshot` (`engine`,
-`text`) become `Asked` and wait for `Answer`.
+flight when an engine died, and how long clients waited; `reload` reads the configuration again; `restart failover
+failback pause resume snapshot handover` (`engine`, `text`) become `Asked` and wait for `Answer`.
 Every answer has `ok`; where it is false, `text` says why in one sentence.
 
 Owner-only: the socket is 0600 and the peer must be root or our own user.  Each connection has a thread that waits on
@@ -35,7 +35,7 @@ answer_max_s = 600.0
 heartbeat_s = 15.0          # an empty line on a silent stream tells a live daemon from a hung one
 subscriber_lines = 1_000
 
-operator_verbs = ("restart", "failover", "failback", "pause", "resume", "snapshot")
+operator_verbs = ("restart", "failover", "failback", "pause", "resume", "snapshot", "handover")
 
 EVENTS, ROUTE = "events", "route"   # the topics that are streamed
 
@@ -52,16 +52,23 @@ def _unsampled() -> Response:
     return {}
 
 
+def _fixed() -> tuple[bool, str]:
+    return False, "this daemon reads its configuration only once"
+
+
 class Control:
     """`post` takes `Asked`; `report` is the newest status document; `incidents(limit)` and `incident(id)` read the
-    history; `clock` is monotonic seconds; `heard` takes the gateway's words, raising ValueError for what it can't read."""
+    history; `clock` is monotonic seconds; `heard` takes the gateway's words, raising ValueError for what it can't read;
+    `reload` reads the configuration again in the caller's thread, and says what came of it."""
 
     def __init__(self, path: Path, post: Callable[[Asked], None], report: Callable[[], Response],
                  incidents: Callable[[int], list[dict[str, Any]]], incident: Callable[[str], dict[str, Any] | None],
                  clock: Callable[[], float], say: Say, heard: Callable[[Request], None] = _unheard,
+                 reload: Callable[[], tuple[bool, str]] = _fixed,
+
                  samples: Callable[[], Response] = _unsampled) -> None:
         self._path, self._post, self._report, self._clock, self._say = path, post, report, clock, say
-        self._heard = heard
+        self._heard, self._reload = heard, reload
         self._incidents, self._incident = incidents, incident
         self._refs = count(1)
         self._lock = threading.Condition()  # over the tables below, for dictionary operations only
@@ -74,7 +81,7 @@ class Control:
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._verbs: dict[str, Callable[[Request], Response]] = {
             "status": self._tell_status, "samples": lambda _: {"ok": True} | samples(),
-            "casualties": self._hear, "waited": self._hear,
+            "casualties": self._hear, "waited": self._hear, "reload": self._tell_reload,
             "incidents": self._tell_incidents, "incident": self._tell_incident,
             **dict.fromkeys(operator_verbs, self.ask),
         }
@@ -193,6 +200,10 @@ class Control:
         except ValueError as error:
             raise RequestError(str(error)) from None
         return {"ok": True}
+
+    def _tell_reload(self, _: Request) -> Response:
+        ok, text = self._reload()
+        return {"ok": ok, "text": text}
 
     def ask(self, request: Request) -> Response:
         """An operator's wish, and what was done; blocks for at most `wait_s` of the request.  Raises RequestError."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
@@ -47,6 +48,14 @@ class Notifier:
     def watchdog(self) -> None:
         """Call it at the end of a loop turn, and nowhere else: it says that the loop turns."""
         self.notify("WATCHDOG=1")
+
+    def extend(self, by_s: float) -> None:
+        """A start or a stop that goes on may take this much longer; to be repeated while it lasts."""
+        self.notify(f"EXTEND_TIMEOUT_USEC={int(by_s * 1e6)}")
+
+    def reloading(self) -> None:
+        """`ready` ends it."""
+        self.notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self, status: str) -> None:
         self.notify(f"STOPPING=1\nSTATUS={_one_line(status)}")
