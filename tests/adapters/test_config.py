@@ -152,6 +152,18 @@ def test_a_socket_with_a_full_path_stays_there() -> None:
     assert read(PRIMARY + '[daemon]\nsocket = "/run/x.sock"').daemon.socket == Path("/run/x.sock")
 
 
+@pytest.mark.parametrize(("listen", "host", "port"), [
+    ("127.0.0.1:9178", "127.0.0.1", 9178), ("[::1]:80", "::1", 80), ("off", "", 0), ("", "", 0)])
+def test_where_the_page_is(listen: str, host: str, port: int) -> None:
+    daemon = read(PRIMARY + f'[daemon]\nlisten = "{listen}"').daemon
+    assert (daemon.port, daemon.host if port else "") == (port, host)
+
+
+def test_a_profile_tells_how_an_engine_is_set_and_nothing_secret() -> None:
+    settings = read(PRIMARY + 'args = { max-num-seqs = 64, served-model-name = "hush" }' + BACKUP)
+    assert settings.profile("primary") == {"model": settings.engines["primary"].model, "max-num-seqs": 64}
+
+
 # -- the example
 
 def uncommented(text: str) -> str:
@@ -167,7 +179,8 @@ def test_the_example_loads_as_it_stands_and_with_every_key_uncommented(here: Pat
     free = {"args", "env", "api_key", "memory_max_gib"}       # examples of what has no default
     assert full.thresholds.model_copy(update={"rss_gib": None, "rss_slope_mib_per_min": None}) == plain.thresholds
     for table in ("daemon", "hang", "restart", "failover", "evidence", "retention"):
-        assert getattr(full, table) == getattr(plain, table), table
+        none = {"token": None} if table == "daemon" else {}     # a secret has no default
+        assert getattr(full, table).model_copy(update=none) == getattr(plain, table), table
     for name in ("primary", "backup"):
         assert full.engine(name).model_dump(exclude=free) == plain.engine(name).model_dump(exclude=free)
     assert full.alerts.language == plain.alerts.language
@@ -485,6 +498,13 @@ def test_the_usual_file_is_found() -> None:
     ("[daemon]\nsample_s = '1'", 'daemon.sample_s: is "1", expected a number'),
     ("[daemon]\nsample_s = true", "daemon.sample_s: is true, expected a number"),
     ("[daemon]\nsample_s = 0", "daemon.sample_s: is 0, expected at least 0.1"),
+    ('[daemon]\nlisten = "9178"', "daemon.listen: '9178' is no address, expected host:port, such as 0.0.0.0:8000"),
+    ('[daemon]\nlisten = "[::1]:8100"', "engines.primary.port: 8100 is also the port of daemon.listen, "
+                                        "expected a port of its own"),
+    ('[daemon]\ntoken = "guess me"', "daemon.token: is no token, expected at least 16 letters, digits and marks "
+                                    "without blanks"),
+    ('[daemon]\ntoken = "sixteen blanks x"', "daemon.token: is no token, expected at least 16 letters, digits and marks "
+                                            "without blanks"),
     ("[daemon]\nlog_dir = 5", "daemon.log_dir: is 5, expected a path"),
     ("[restart]\nbudget = 1.5", "restart.budget: is 1.5, expected a whole number"),
     ("[restart]\nbackoff_s = -1", "restart.backoff_s: is -1, expected more than 0"),
@@ -789,6 +809,8 @@ def test_nothing_is_created(here: Path) -> None:
      "engines.primary.stop_timeout_s: 30 kills the engine before its --shutdown-timeout of 60 s is over"),
     ("gpus = [0]\nargs = { tensor-parallel-size = 2, gpu-memory-utilization = 0.8 }",
      "engines.primary.gpus: names 1 cards, but its args spread it over 2"),
+    ("[daemon]\nlisten = '0.0.0.0:9178'",
+     'daemon.listen: "0.0.0.0" lets everybody who can reach it read the page; only changes need the token'),
 ])
 def test_what_is_doubtful_is_a_warning(text: str, warning: str) -> None:
     assert read(PRIMARY + text).warnings() == (warning,)

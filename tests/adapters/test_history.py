@@ -12,7 +12,7 @@ from tests.fakes.tell import WALL, Clock, Said, incident
 
 from vllm_watchdog.core.schema import CODEC
 from vllm_watchdog.tell import history
-from vllm_watchdog.tell.history import History, HistoryError, Reader, Sample
+from vllm_watchdog.tell.history import History, HistoryError, Reader
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_an_incident_is_read_while_the_daemon_writes_and_after_it_left(book):
 
 def test_a_reader_makes_nothing_and_finds_nothing_before_the_first_start(tmp_path):
     reader = Reader(tmp_path / "history.db")
-    assert reader.incidents() == [] and reader.incident("x") is None and reader.samples("primary", 0) == []
+    assert reader.incidents() == [] and reader.incident("x") is None and reader.samples("7d", WALL)["series"] == {}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -74,24 +74,21 @@ def test_files_are_the_owners_alone(book):
     assert modes == {"history.db": 0o600, "history.db-wal": 0o600, "history.db-shm": 0o600}
 
 
-def test_samples_are_kept_one_each_ten_seconds_for_seven_days(tmp_path, said):
-    clock, wall = Clock(), Clock(WALL)
-    book = History(tmp_path / "history.db", clock, wall, said)
+def test_samples_of_before_this_version_are_dropped_and_the_incidents_kept(tmp_path, said):
+    path = tmp_path / "history.db"
+    first = History(path, Clock(), lambda: WALL, said)
+    first.start()
+    first.record(incident())
+    assert first.stop(5)
+    db = sqlite3.connect(path)
+    db.executescript("DROP TABLE samples; CREATE TABLE samples (slot, engine); PRAGMA user_version = 1;")
+    db.close()
+    book = History(path, Clock(), lambda: WALL, said)
     book.start()
-    for second in range(30):
-        book.sample(Sample("primary", WALL + second, rss_bytes=second, kv_usage=0.5))
-        book.sample(Sample("backup", WALL + second))
-    assert book.flush(5)
-    reader = Reader(book.path)
-    rows = reader.samples("primary", WALL)
-    assert [row["rss_bytes"] for row in rows] == [0, 10, 20] and rows[0]["kv_usage"] == 0.5
-    assert rows[0]["vram_bytes"] is None
-    assert len(reader.samples("backup", WALL + 10)) == 2
-    clock.at += history.prune_s
-    wall.at = WALL + history.keep_samples_s + 20
-    book.sample(Sample("primary", wall.at))
-    assert book.stop(5)
-    assert [row["wall"] for row in reader.samples("primary", 0)] == [WALL + 20, wall.at]
+    book.do(lambda db: db.execute("INSERT INTO samples VALUES ('6h', 'gpu/0', ?, '{}')", (int(WALL // 10),)))
+    assert book.stop(5) and not said.lines
+    assert Reader(path).samples("6h", WALL)["series"] == {"gpu/0": {"t": [WALL]}}
+    assert Reader(path).incident(incident().id)
 
 
 @pytest.mark.parametrize("damage", [b"this is no database at all" * 100, None])

@@ -114,7 +114,8 @@ def test_an_engine_is_told_whole() -> None:
     assert {name: seen[name] for name in told_too} == {
         "since": WALL, "ready": WALL, "next_try": None, "life": "alive", "health": "ok", "probe": "ok", "failures": 0,
         "cause": "", "why": ""}
-    assert seen["metrics"] == {"running": 2.0, "waiting": 1.0, "kv_usage": 0.5, "preemptions": 0.0, "counters": True}
+    assert seen["metrics"] == {"running": 2.0, "waiting": 1.0, "kv_usage": 0.5, "preemptions": 0.0, "counters": True,
+                               "generation_tokens": 3}
     assert seen["tree"] == {"rss_bytes": 2 * GIB, "charged_bytes": None, "cpu": 0.12, "processes": [
         {"pid": 100, "name": "vllm", "rss_bytes": 2 * GIB, "uss_bytes": None, "cpu": 0.123, "threads": 8, "fds": 20,
          "fd_limit": None}]}
@@ -186,7 +187,7 @@ def test_a_card_and_a_host_are_told_whole() -> None:
     document = told(scene)
     assert document["gpus"] == [{
         "index": 0, "uuid": "GPU-0", "name": "card", "used_bytes": 60 * GIB, "total_bytes": 100 * GIB, "utilization": 1,
-        "temperature_c": 40, "ecc_uncorrected": 0, "processes": [
+        "temperature_c": 40, "ecc_uncorrected": 0, "vram_warn": 0.5, "vram_degrade": None, "processes": [
             {"pid": 7, "name": "python", "used_bytes": 20 * GIB, "engine": None},
             {"pid": 9, "name": "core", "used_bytes": None, "engine": "primary#1"}]}]
     assert document["host"] == {"memory_total": 64 * GIB, "memory_available": 32 * GIB, "disk_total": 100 * GIB,

@@ -45,7 +45,7 @@ REAL = [sys.executable, "-m", "vllm_watchdog.app.cli", "run"]
 HASTY = [sys.executable, str(Path(__file__).with_name("hasty.py"))]      # the same with the fixed limits cut short
 
 BASE: Doc = {
-    "daemon": {"sample_s": 0.2},
+    "daemon": {"sample_s": 0.2, "listen": "off"},
     "restart": {"backoff_s": 0.1, "backoff_max_s": 0.2},
     "evidence": {"deadline_s": 4},
 }

@@ -50,6 +50,8 @@ __all__ = ["ConfigError", "Launch", "Settings", "load", "misspelt"]
 
 ROUTE_FILE = "route.json"       # in state_dir: the daemon writes it, the gateway reads it
 DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}        # without it vLLM has no /sleep and no /wake_up
+PROFILE = ("max-model-len", "max-num-seqs", "max-num-batched-tokens", "gpu-memory-utilization", "tensor-parallel-size",
+           "quantization", "kv-cache-dtype", "enforce-eager")
 SIZING_FLAGS = frozenset({
     "api-server-count", "cpu-offload-gb", "enable-chunked-prefill", "gpu-memory-utilization", "kv-cache-dtype",
     "max-model-len", "max-num-batched-tokens", "max-num-seqs", "swap-space",
@@ -115,6 +117,11 @@ class Settings(BaseSettings):
         args = _set(engine.args)
         return EnginePlan(name, engine.port, engine.gpus, share_of(args), engine.backup_for, engine.standby, limits,
                           most_at_once(args), _sizing(args))
+
+    def profile(self, name: str) -> dict[str, Any]:
+        """What tells one engine's setting from another's: its model, and those of PROFILE that its args give."""
+        engine = self.engine(name)
+        return {"model": engine.model} | {key: engine.args[key] for key in PROFILE if key in engine.args}
 
     def _thresholds(self, engines: tuple[EnginePlan, ...]) -> Thresholds:
         asked = self.thresholds

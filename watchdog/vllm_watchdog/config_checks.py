@@ -137,6 +137,8 @@ def _ports(settings: Settings) -> Found:
     for name, engine in settings.engines.items():
         if engine.port and (other := taken.setdefault(engine.port, name)) != name:
             yield ("engines", name, "port"), f"{engine.port} is also engines.{other}.port, expected a port of its own"
+        if engine.port and engine.port == settings.daemon.port:
+            yield ("engines", name, "port"), f"{engine.port} is also the port of daemon.listen, expected a port of its own"
         if engine.port == settings.gateway.port and "gateway" in settings.model_fields_set:
             yield ("engines", name, "port"), f"{engine.port} is also the port of gateway.listen, expected a port of its own"
 
@@ -186,6 +188,9 @@ def doubts(settings: Settings) -> Found:
     for name in settings.engines:
         yield from _doubtful_flags(settings, name)
     yield from _doubtful_levels(settings)
+    if settings.daemon.port and settings.daemon.host not in LOOPBACK:
+        what = f'"{settings.daemon.host:.40}" lets everybody who can reach it read the page; only changes need the token'
+        yield ("daemon", "listen"), what
 
 
 def _doubtful_flags(settings: Settings, name: str) -> Found:

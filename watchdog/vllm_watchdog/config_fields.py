@@ -105,6 +105,20 @@ def _listen(value: str) -> str:
     return value
 
 
+OFF = ("", "off")
+TOKEN_LENGTH = 16       # so that guessing is hopeless without counting wrong ones
+
+
+def _page(value: str) -> str:
+    return value if value in OFF else _listen(_plain(value))
+
+
+def _token(value: SecretStr) -> SecretStr:
+    if not re.fullmatch(f"[!-~]{{{TOKEN_LENGTH},1000}}", value.get_secret_value()):
+        raise ValueError(f"is no token, expected at least {TOKEN_LENGTH} letters, digits and marks without blanks")
+    return value
+
+
 READ = BeforeValidator(_read)
 Number = Field(strict=True, gt=0, allow_inf_nan=False)
 Seconds = Annotated[float, READ, Number, Field(le=DAY_S)]      # nothing that guards a service waits longer than a day
@@ -121,6 +135,8 @@ Cards = Annotated[tuple[Annotated[int, Field(strict=True, ge=0, le=1023)], ...],
 Args = dict[Annotated[str, AfterValidator(_flag)], Annotated[Any, PlainValidator(_arg)]]
 Env = dict[Annotated[str, AfterValidator(_variable)], Annotated[str, AfterValidator(_plain)]]
 Listen = Annotated[str, AfterValidator(_plain), AfterValidator(_listen)]
+Page = Annotated[str, AfterValidator(_page)]
+Token = Annotated[SecretStr, AfterValidator(_token)]
 Line = Annotated[str, AfterValidator(_plain)]
 Secret = Annotated[SecretStr, Field(min_length=1), AfterValidator(_secret_line)]
 Url = Annotated[SecretStr, AfterValidator(_channel_url)]

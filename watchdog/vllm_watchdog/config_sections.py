@@ -13,6 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from vllm_watchdog.config_channels import Kind
 from vllm_watchdog.config_fields import (
     DAY_S,
+    OFF,
     READ,
     Args,
     Cards,
@@ -28,12 +29,14 @@ from vllm_watchdog.config_fields import (
     Location,
     Name,
     Number,
+    Page,
     Plain,
     Port,
     Seconds,
     Secret,
     Section,
     Share,
+    Token,
     Url,
     Words,
 )
@@ -51,6 +54,8 @@ class Daemon(Section):
     log_dir: Folder = Path("logs")
     sample_s: Annotated[float, READ, Field(strict=True, ge=0.1, le=60)] = PLAN.sample_s
     socket: Location = Path("control.sock")
+    listen: Page = "127.0.0.1:9178"
+    token: Token | None = None
     ready: Literal["watching", "serving"] = "watching"
 
     @field_validator("socket")
@@ -58,6 +63,15 @@ class Daemon(Section):
     def _in_state_dir(cls, value: Path, info: ValidationInfo) -> Path:
         folder: Path = info.data.get("state_dir", Path.cwd())
         return folder / value
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """0: there is no page."""
+        return int(self.listen.rpartition(":")[2]) if self.listen not in OFF else 0
 
 
 class Engine(Section):

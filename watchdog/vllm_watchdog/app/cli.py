@@ -145,13 +145,29 @@ def _ask(options: argparse.Namespace, request: dict[str, Any], deadline_s: float
 
 
 def _status(options: argparse.Namespace) -> int:
-    import json
+    from vllm_watchdog.app import status
+    from vllm_watchdog.tell.client import Unreachable, call
 
-    from vllm_watchdog.app import show
+    socket = _settings(options).daemon.socket
 
-    answer = _ask(options, {"verb": "status"})
-    print(json.dumps(answer, indent=1, ensure_ascii=False) if options.json else show.status(answer))
-    return {"healthy": 0, "degraded": 1}.get(answer.get("health", ""), 3)
+    def asked() -> tuple[dict[str, Any], dict[str, Any]]:
+        doc = call(socket, {"verb": "status"}, 5.0)
+        return doc, {} if options.json else call(socket, {"verb": "samples"}, 5.0).get("series", {})
+
+    screen = status.console()
+    if options.watch:
+        return status.watch(asked, screen, Unreachable)
+    try:
+        return status.show(*asked(), options.json, screen)
+    except Unreachable as error:
+        return fail(str(error), status.UNREACHABLE)
+
+
+def _completion(options: argparse.Namespace) -> int:
+    import shtab
+
+    print(shtab.complete(_parser(), options.shell))
+    return 0
 
 
 def _incidents(options: argparse.Namespace) -> int:
@@ -278,7 +294,9 @@ def _parser() -> argparse.ArgumentParser:
     add("gateway", _gateway, "the data plane: one address in front of all engines of this host")
     add("check-config", _check_config, "validate the configuration and print each engine's full command line")
     status = add("status", _status, "engines, GPUs, route, open incidents, alert channels")
-    status.add_argument("--json", action="store_true")
+    shape = status.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="the whole report, as docs/status.md describes it")
+    shape.add_argument("--watch", action="store_true", help="again each second, until Ctrl-C")
     listing = add("incidents", _incidents, "the history of incidents, or one of them")
     listing.add_argument("id", nargs="?")
     listing.add_argument("--json", action="store_true")
@@ -308,6 +326,8 @@ def _parser() -> argparse.ArgumentParser:
     classify.add_argument("--json", action="store_true")
     add("replay", _replay, "fold a recorded journal again; print the first difference", False).add_argument(
         "journal", nargs="+", metavar="JOURNAL")
+    add("completion", _completion, "print the shell's completion: llm-watchdog completion bash > FILE", False).add_argument(
+        "shell", choices=["bash", "zsh", "tcsh"])
     add("doctor", _doctor, "what this host has and lacks, with remedies")
     for name, text in (("install", "users, folders and units on a systemd host; the configuration is kept"),
                        ("uninstall", "stop and remove the services; configuration, history and user stay")):

@@ -11,13 +11,15 @@ import signal
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from vllm_watchdog import __version__
 from vllm_watchdog.act.evidence import Context, Evidence
 from vllm_watchdog.act.hands import become_subreaper, keep_capabilities
 from vllm_watchdog.act.retention import DAY_S, Retention
@@ -31,15 +33,17 @@ from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
 from vllm_watchdog.app.recall import recalled
 from vllm_watchdog.app.reload import Reload
 from vllm_watchdog.app.route import route
-from vllm_watchdog.app.samples import Samples
+from vllm_watchdog.app.samples import Sampler
 from vllm_watchdog.cgroup import Groups, NoGroupsError, claim
 from vllm_watchdog.config import ROUTE_FILE, Settings
 from vllm_watchdog.config_sections import GIB
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core.events import Booted, Event, HostSampled, Reloaded, StopAsked
 from vllm_watchdog.core.plan import Plan
+from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.report import report
 from vllm_watchdog.core.schema import CODEC
+from vllm_watchdog.core.totals import Totals, told
 from vllm_watchdog.core.world import World, remembered
 from vllm_watchdog.proc import MarkIndex, instance_of
 from vllm_watchdog.sense.gpu import GpuSense
@@ -52,8 +56,12 @@ from vllm_watchdog.tell.ledger import Ledger
 from vllm_watchdog.tell.lock import Lock
 from vllm_watchdog.tell.outbox import Outbox
 from vllm_watchdog.tell.page import Pages
+from vllm_watchdog.tell.samples import Samples
 from vllm_watchdog.tell.store import Store, load
 from vllm_watchdog.tell.systemd import Notifier
+
+if TYPE_CHECKING:
+    from vllm_watchdog.web.server import Web
 
 GPU_SILENT_PERIODS = 3
 EVIDENCE_FLOOR = 0.25       # of disk_free_gib: what is left then is for the journal and the engines' logs
@@ -74,7 +82,12 @@ class Daemon:
         self._again = again
         self.inbox: SimpleQueue[Event] = SimpleQueue()
         self.instance = instance_of(settings.daemon.state_dir)
-        self.samples = Samples()
+        self.sampler = Sampler()
+        self.started = time.time()
+        self._shown: tuple[World, Totals] = (World(), Totals())
+        self._lag_s = 0.0
+        self._profiles = {name: settings.profile(name) for name in settings.engines}
+        self._outcomes: Counter[str] = Counter()
         self._saved: Any = None
         self._alerts = settings.alerts
         self._routed: list[dict[str, Any]] = []
@@ -115,6 +128,7 @@ class Daemon:
         retention = self.settings.retention
         self.history: History = self._part(History(
             daemon.log_dir / "history.db", time.monotonic, time.time, self.say, keep_s=retention.days * DAY_S))
+        self.samples: Samples = self._part(Samples(self.history.do))
         self.outbox: Outbox = self._part(self._outbox(self.settings))
         self.reload = Reload(
             self.settings, self._again, lambda: self.world.plan, self._apply, self.announcer, self.say)
@@ -124,7 +138,12 @@ class Daemon:
         self.reader = reader = Reader(daemon.log_dir / "history.db")
         self.control: Control = self._part(Control(
             daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
-            self._hear, self.reload))
+            self._hear, self.reload, lambda: self.samples.recent(time.time())))
+        self.web: Web | None = None
+        if daemon.port:
+            from vllm_watchdog.app import page  # `llm-watchdog events` need not wait for a web server
+
+            self.web = self._part(page.web(self.settings, self.control, self.report, self.samples, self.say))
 
     def _outbox(self, settings: Settings) -> Outbox:
         return Outbox(channels.channels(settings), Ledger(self.history), channels.writer(settings),
@@ -224,6 +243,9 @@ class Daemon:
 
     def _publish(self, world: World) -> None:
         """What must survive is written when it changed; systemd shows one line."""
+        self._shown, self._lag_s = (world, self.loop.totals), time.monotonic() - world.at
+        if self.web:
+            self.web.changed()
         if (memory := remembered(world)) != self._saved:
             self._saved = memory
             self.store.save(memory)
@@ -256,16 +278,31 @@ class Daemon:
         return event
 
     def report(self) -> dict[str, Any]:
-        return report(self.world) | {
+        """The status document: page, API, metrics and command line show this and nothing else."""
+        world, totals = self._shown
+        document = report(world)
+        for engine in document["engines"]:
+            name = engine["name"]
+            engine["profile"] = self._profiles.get(name, {})
+            if engine["phase"] == Phase.LOADING:
+                engine["loading"] = {"stage": self.engines.stage(name), "about_s": totals.loads.get(name)}
+        return document | {
             "alerts": [asdict(state) for state in self.outbox.states()],
             "pid": os.getpid(),
+            "totals": told(totals, world.wall_offset),
+            "daemon": {
+                "version": __version__, "host": os.uname().nodename, "started": round(self.started, 3),
+                "lag_s": round(self._lag_s, 6), "queues": {"inbox": self.inbox.qsize()},
+                "lost": {"journal": self.journal.lost, "history": self.history.lost}, "alerts": dict(self._outcomes),
+                "log_dir": str(self.settings.daemon.log_dir), "operable": self.settings.daemon.token is not None,
+            },
             "memory_limited": bool(self.groups and self.groups.memory),
             "cgroups": str(self.groups.root) if self.groups else {"unknown": self._groups_why},
         } | self.reload.report()
 
     def _record(self, command: c.Record) -> None:
         self.history.record(command.incident)
-        self.pages.write(command.incident, self.samples.points(command.incident.engine))
+        self.pages.write(command.incident, self.sampler.points(command.incident.engine))
 
     def _alert(self, command: c.Alert) -> None:
         incident = command.incident
@@ -290,8 +327,7 @@ class Daemon:
     def _host_sampled(self, event: Event) -> None:
         self.inbox.put(event)
         if isinstance(event, HostSampled):
-            for sample in self.samples.take(self.world):
-                self.history.sample(sample)
+            self.samples.take(self.sampler.take(self.world))
 
     def _context(self, command: c.Dump) -> Context:
         mark = command.mark
@@ -299,7 +335,7 @@ class Daemon:
         tree = engine.tree if engine and engine.mark == mark else None
         return Context(
             report=json.dumps(report(self.world), indent=1, ensure_ascii=False),
-            samples=self.samples.rows(),
+            samples=self.sampler.rows(),
             pids=tuple(process.pid for process in tree.processes) if tree else (),
         )
 
@@ -315,5 +351,9 @@ class Daemon:
         """Every journal line that is in words also goes to standard error, and to whoever follows `events`."""
         if "say" not in line:
             return
+        if (name := line["say"]).startswith("alert."):
+            self._outcomes[name.removeprefix("alert.")] += 1
         self.control.publish(line)
+        if self.web:
+            self.web.said(line)
         self._console.line(line)

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 import requests
 
-from vllm_watchdog.app import show
+from vllm_watchdog.app import show, status
 from vllm_watchdog.proc import instance_of, marked, send
 from vllm_watchdog.tell.client import Unreachable, call
 from vllm_watchdog.tell.history import Reader
@@ -35,6 +35,7 @@ CONFIG = """
 state_dir = {state}
 log_dir = {logs}
 sample_s = 0.5
+listen = "off"
 
 [engines.primary]
 command = [{python}, "-m", "vllm_watchdog.sim"]
@@ -98,7 +99,8 @@ class Stage:
                   f"on port {self.backup_port}, PID {backup['pid']}")
 
         self.tell("this is what `llm-watchdog status` says now\n")
-        print(show.status(self._status() or {}), file=self.out)
+        if doc := self._status():
+            status.show(doc, {}, False, status.console(self.out))
         rows = Reader(self.folder / "logs" / "history.db").incidents(10)
         self.tell("and `llm-watchdog incidents`\n")
         print(show.incidents(rows), file=self.out)

@@ -71,6 +71,10 @@ class Engines:
         self._tails[command.mark.engine].follow(command.mark, from_start_of_file=False)
         self._hands[command.mark.engine].adopt(command.mark, command.pid)
 
+    def stage(self, name: str) -> str:
+        """What its log says that it loads; anybody may ask."""
+        return self._tails[name].stage if name in self._tails else ""
+
     def _term(self, command: c.Term) -> None:
         self._tails[command.mark.engine].asked_to_stop(command.mark)
         self._hands[command.mark.engine].do(command)

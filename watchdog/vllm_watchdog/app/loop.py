@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from vllm_watchdog.core.advance import advance
 from vllm_watchdog.core.commands import Command, Quit
 from vllm_watchdog.core.events import Booted, ClockSet, Event, Tick
+from vllm_watchdog.core.totals import Totals, count
 from vllm_watchdog.core.world import World, next_deadline
 
 IDLE_S = 1.0            # the longest wait: the wall clock is compared, and systemd is told, at least this often
@@ -38,6 +39,7 @@ class Loop:
                  clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._inbox, self._outlets, self._clock, self._wall = inbox, outlets, clock, wall
         self.world = World()
+        self.totals = Totals()
 
     def run(self, booted: Booted) -> None:
         """Until the world says Quit."""
@@ -64,7 +66,9 @@ class Loop:
     def _turn(self, event: Event) -> bool:
         """One event.  Threads stamp their events themselves, so one may be older than the last: time never runs back."""
         event = replace(event, at=max(event.at, self.world.at))
-        self.world, commands = advance(self.world, event)
+        before = self.world
+        self.world, commands = advance(before, event)
+        self.totals = count(self.totals, before, event, self.world, commands)
         self._outlets.journal(event)
         for command in commands:
             self._outlets.execute(command)

@@ -1,4 +1,4 @@
-"""The last ten minutes in figures, one row a second: what `samples.csv` of a bundle shows and history keeps."""
+"""The figures of each second: for the plots, and the last ten minutes of them as `samples.csv` of a bundle."""
 
 from __future__ import annotations
 
@@ -6,32 +6,40 @@ from collections import deque
 from collections.abc import Iterator
 
 from vllm_watchdog.core.policy import HAS_CHILD
-from vllm_watchdog.core.readings import Metrics, Unknown
+from vllm_watchdog.core.readings import Gpu, Metrics, Unknown
 from vllm_watchdog.core.world import Engine, World
-from vllm_watchdog.tell.history import Sample
 from vllm_watchdog.tell.plot import Point
+from vllm_watchdog.tell.samples import Sample
 
 KEPT = 600 * 4      # ten minutes of one row a second and engine, for four engines
-HEADER = ("time", "engine", "generation", "phase", "rss_bytes", "cpu_cores", "vram_bytes", "kv_usage", "running", "waiting")
+FIGURES = ("rss_bytes", "cpu", "vram_bytes", "kv_usage", "running", "waiting")
+HEADER = ("time", "engine", "generation", "phase", "rss_bytes", "cpu_cores", *FIGURES[2:])
+HELD = "held:"      # figures of a card: bytes by engine ...
+OTHERS = "others"   # ... and of all that is not ours
 
 
-class Samples:
-    """Only the loop writes it; a bundle gets a copy."""
+class Sampler:
+    """Called by one thread; a bundle gets a copy."""
 
     def __init__(self) -> None:
         self._rows: deque[tuple[str, ...]] = deque(maxlen=KEPT)
         self._points: deque[tuple[str, Point]] = deque(maxlen=KEPT)
+        self._counted: dict[str, tuple[int, float, float]] = {}     # engine: generation, wall, tokens
 
     def take(self, world: World) -> list[Sample]:
-        """One row an engine that has a process."""
-        samples = [sample for engine in world.engines if engine.phase in HAS_CHILD for sample in _samples(world, engine)]
-        for sample in samples:
-            engine = world.engine(sample.engine)
-            figures = (sample.rss_bytes, sample.cpu, sample.vram_bytes, sample.kv_usage, sample.running, sample.waiting)
-            known = ("" if figure is None else f"{figure:.10g}" for figure in figures)
-            self._rows.append((f"{sample.wall:.3f}", engine.name, str(engine.generation), engine.phase.value, *known))
-            point = Point(sample.wall, _cards(world, engine), sample.rss_bytes, sample.kv_usage)
-            self._points.append((engine.name, point))
+        """One sample an engine that has a process, one a card."""
+        wall = world.at + world.wall_offset
+        samples = [] if isinstance(world.gpus, Unknown) else [_card(gpu, wall) for gpu in world.gpus]
+        for engine in world.engines:
+            if engine.phase in HAS_CHILD:
+                sample = Sample(f"engine/{engine.name}", wall, dict(self._engine(world, engine, wall)))
+                known = (sample.figures.get(name) for name in FIGURES)
+                texts = ("" if figure is None else f"{figure:.10g}" for figure in known)
+                self._rows.append((f"{wall:.3f}", engine.name, str(engine.generation), engine.phase.value, *texts))
+                point = Point(wall, _cards(world, engine), engine.tree.rss_bytes if engine.tree else None,
+                              sample.figures.get("kv_usage"))
+                self._points.append((engine.name, point))
+                samples.append(sample)
         return samples
 
     def points(self, engine: str) -> tuple[Point, ...]:
@@ -42,19 +50,28 @@ class Samples:
         """Lines of CSV, the heading first."""
         return tuple(",".join(row) for row in (HEADER, *self._rows))
 
+    def _engine(self, world: World, engine: Engine, wall: float) -> Iterator[tuple[str, float]]:
+        if engine.tree:
+            yield from (("rss_bytes", engine.tree.rss_bytes), ("cpu", round(engine.tree.cpu, 3)))
+        if not isinstance(world.gpus, Unknown):
+            rows = [row for gpu in world.gpus for row in gpu.processes if row.holder.mark == engine.mark]
+            yield "vram_bytes", sum(row.used_bytes or 0 for row in rows)
+        if isinstance(engine.metrics, Metrics):
+            figures = {name: getattr(engine.metrics, name) for name in ("kv_usage", "running", "waiting")}
+            yield from ((name, figure) for name, figure in figures.items() if figure is not None)
+            if (rate := self._rate(engine, engine.metrics, wall)) is not None:
+                yield "tokens_per_s", rate
 
-def _samples(world: World, engine: Engine) -> Iterator[Sample]:
-    metrics = engine.metrics if isinstance(engine.metrics, Metrics) else Metrics(None)
-    yield Sample(
-        engine=engine.name,
-        wall=world.at + world.wall_offset,
-        rss_bytes=engine.tree.rss_bytes if engine.tree else None,
-        cpu=engine.tree.cpu if engine.tree else None,
-        vram_bytes=_vram(world, engine),
-        kv_usage=metrics.kv_usage,
-        running=metrics.running,
-        waiting=metrics.waiting,
-    )
+    def _rate(self, engine: Engine, metrics: Metrics, wall: float) -> float | None:
+        """Generated tokens a second since the last sample of this generation."""
+        tokens = metrics.progress.generation_tokens if metrics.progress else None
+        if tokens is None:
+            return None
+        generation, then, before = self._counted.get(engine.name, (0, 0.0, 0.0))
+        self._counted[engine.name] = (engine.generation, wall, tokens)
+        if generation != engine.generation or wall <= then or tokens < before:
+            return None
+        return round((tokens - before) / (wall - then), 2)
 
 
 def _cards(world: World, engine: Engine) -> tuple[tuple[int, int], ...]:
@@ -63,9 +80,13 @@ def _cards(world: World, engine: Engine) -> tuple[tuple[int, int], ...]:
     return tuple((gpu.index, gpu.used_bytes) for gpu in gpus if gpu.index in engine.plan.gpus or not engine.plan.gpus)
 
 
-def _vram(world: World, engine: Engine) -> int | None:
-    """What the engine's own processes hold, on all cards; None where nobody can tell."""
-    if isinstance(world.gpus, Unknown):
-        return None
-    rows = [row for gpu in world.gpus for row in gpu.processes if row.holder.mark == engine.mark]
-    return sum(row.used_bytes or 0 for row in rows)
+def _card(gpu: Gpu, wall: float) -> Sample:
+    figures: dict[str, float] = {"used_bytes": gpu.used_bytes, "total_bytes": gpu.total_bytes}
+    if gpu.utilization is not None:
+        figures["utilization"] = gpu.utilization
+    if gpu.temperature_c is not None:
+        figures["temperature_c"] = gpu.temperature_c
+    for row in gpu.processes:
+        name = HELD + (row.holder.mark.engine if row.holder.mark else OTHERS)
+        figures[name] = figures.get(name, 0) + (row.used_bytes or 0)
+    return Sample(f"gpu/{gpu.index}", wall, figures)

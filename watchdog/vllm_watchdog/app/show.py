@@ -1,9 +1,9 @@
-"""Documents of the daemon and rows of the history as plain text for a terminal.  Pure: text in, text out."""
+"""Rows of the history as plain text for a terminal.  Pure: text in, text out."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,92 +15,8 @@ from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.incidents import Incident, Urgency
 from vllm_watchdog.tell import page
 
-GIB = 2**30
 LABEL = 14          # columns of the widest label of a fact
 PROOF = 240         # characters of a proving line; the page has all of it
-
-
-def status(doc: dict[str, Any]) -> str:
-    """The answer to `status`, as a table a human reads in five seconds."""
-    paused = "; automatic actions are paused" if doc["paused"] else ""
-    lines = [f"{doc['health'].upper()}{paused}   ({_when(doc['at'])})", ""]
-    for service in doc["services"]:
-        serving = service["serving"] or "nobody"
-        lines.append(f"service {service['name']}: {serving} serves on port {service['port']}, "
-                     f"{service['side']} is meant to, since {_when(service['since'])}")
-        if lowered := service.get("lowered"):
-            lines.append(f"  lowered to {lowered['to']} requests at a time, since {_when(lowered['since'])}: "
-                         f"{lowered['why']}")
-    lines += ["", *table(("ENGINE", "PHASE", "GEN", "PID", "PORT", "GPUS", "RSS", "KV", "RUN", "WAIT", "SINCE"),
-                         (_engine(engine) for engine in doc["engines"]))]
-    lines += [f"  {engine['name']}: {line}" for engine in doc["engines"] for line in _notes(engine)]
-    lines += [f"  {name}: waits for its next start: {', '.join(keys)}" for name, keys in doc.get("pending", {}).items()]
-    lines += [f"waits for a restart of the daemon: {', '.join(doc['fixed'])}"] if doc.get("fixed") else []
-    lines += ["", *_gpus(doc["gpus"]), _host(doc["host"])]
-    if isinstance(groups := doc.get("cgroups"), dict):
-        lines.append(f"control groups: none of our own, {groups['unknown']}")
-    if isinstance(doc["kernel_log"], dict):
-        lines.append(f"kernel log: unknown, {doc['kernel_log']['unknown']}")
-    lines += ["", *([_open(incident) for incident in doc["incidents"]] or ["no open incident"])]
-    lines += [_channel(channel) for channel in doc.get("alerts", [])]
-    return "\n".join(lines)
-
-
-def _engine(engine: dict[str, Any]) -> tuple[str, ...]:
-    tree, metrics = engine["tree"], engine["metrics"]
-    known = {} if "unknown" in metrics else metrics
-    return (
-        engine["name"], engine["phase"], str(engine["generation"]), str(engine["pid"] or "-"), str(engine["port"]),
-        ",".join(map(str, engine["gpus"])) or "-",
-        f"{tree['rss_bytes'] / GIB:.1f} GiB" if tree else "-",
-        _figure(known.get("kv_usage"), "{:.0%}"), _figure(known.get("running"), "{:.0f}"),
-        _figure(known.get("waiting"), "{:.0f}"), _when(engine["since"]),
-    )
-
-
-def _notes(engine: dict[str, Any]) -> Iterator[str]:
-    if engine["cause"]:
-        yield f"{engine['cause']}: {engine['why']}"
-    if engine["next_try"]:
-        yield f"the next try is at {_when(engine['next_try'])}"
-    for growth in engine["growth"]:
-        if growth["leaks"] or growth["eta_s"] is not None:
-            mostly = f", {growth['who']}" if growth["who"] else ""
-            yield f"{'LEAK: ' if growth['leaks'] else ''}{growth['what']} grows by {growth['text']}{mostly}"
-    if engine["probe"] != "ok":
-        yield f"a one-token request proves nothing: {engine['probe']}"
-
-
-def _gpus(gpus: Any) -> Iterator[str]:
-    if isinstance(gpus, dict):
-        yield f"GPUs: unknown, {gpus['unknown']}"
-        return
-    for gpu in gpus:
-        used, total = gpu["used_bytes"] / GIB, gpu["total_bytes"] / GIB
-        holders = ", ".join(f"{row['engine'] or row['name']} (PID {row['pid']}) "
-                            + _figure(row["used_bytes"] and row["used_bytes"] / GIB, "{:.1f} GiB")
-                            for row in gpu["processes"][:6])
-        yield (f"GPU {gpu['index']} {gpu['name']}: {used:.1f} of {total:.1f} GiB ({used / total:.0%}), "
-               f"{_figure(gpu['utilization'], '{}%')} busy, {_figure(gpu['temperature_c'], '{} °C')}; "
-               + (holders or "no process"))
-
-
-def _host(host: dict[str, Any]) -> str:
-    if "unknown" in host:
-        return f"host: unknown, {host['unknown']}"
-    return (f"host: {host['memory_available'] / GIB:.1f} of {host['memory_total'] / GIB:.1f} GiB memory available, "
-            f"{host['disk_free'] / GIB:.1f} GiB free on the log disk, load {host['load']:.1f}")
-
-
-def _channel(channel: dict[str, Any]) -> str:
-    delivered = _when(channel["delivered_wall"]) if channel["delivered_wall"] else "nothing yet"
-    waiting = f"; {channel['waiting']} waiting" if channel["waiting"] else ""
-    failing = f"; FAILING since {_when(channel['failing_since_wall'])}: {channel['failing']}" if channel["failing"] else ""
-    return f"alerts to {channel['name']}: last delivered {delivered}{waiting}{failing}"
-
-
-def _open(incident: dict[str, Any]) -> str:
-    return f"OPEN {incident['urgency'].upper()} {incident['id']}: {incident['text']}"
 
 
 def incidents(rows: Sequence[dict[str, Any]], language: str = "en") -> str:
@@ -183,10 +99,6 @@ def _width(text: str) -> int:
 
 def _padded(text: str, width: int) -> str:
     return text + " " * (width - _width(text))
-
-
-def _figure(value: Any, form: str) -> str:
-    return "-" if value is None else form.format(value)
 
 
 def _when(wall: float | None) -> str:

@@ -11,6 +11,7 @@ from vllm_watchdog.core.follow import JUDGED
 from vllm_watchdog.core.leaks import Growth
 from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.outages import ROUTED
+from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
 from vllm_watchdog.core.turn import DAY_S
@@ -29,7 +30,7 @@ def report(world: World) -> dict[str, Any]:
         "stopping": world.stopping,
         "services": services,
         "engines": [_engine(world, engine) for engine in world.engines],
-        "gpus": _known(world.gpus, lambda gpus: [_gpu(gpu) for gpu in gpus]),
+        "gpus": _known(world.gpus, lambda gpus: [_gpu(gpu, world.plan.thresholds) for gpu in gpus]),
         "host": _known(world.host, _host),
         "kernel_log": {"unknown": world.kernel.why} if world.kernel else "read",
         "incidents": [
@@ -124,7 +125,8 @@ def _engine(world: World, engine: Engine) -> dict[str, Any]:
 
 def _metrics(metrics: Metrics) -> dict[str, Any]:
     return {"running": metrics.running, "waiting": metrics.waiting, "kv_usage": metrics.kv_usage,
-            "preemptions": metrics.preemptions, "counters": metrics.progress is not None}
+            "preemptions": metrics.preemptions, "counters": metrics.progress is not None,
+            "generation_tokens": metrics.progress.generation_tokens if metrics.progress else None}
 
 
 def _tree(tree: Tree) -> dict[str, Any]:
@@ -146,11 +148,12 @@ def _growth(growth: Growth) -> dict[str, Any]:
             "eta_s": round(growth.eta_s) if isfinite(growth.eta_s) else None, "leaks": growth.leaks, "text": str(growth)}
 
 
-def _gpu(gpu: Gpu) -> dict[str, Any]:
+def _gpu(gpu: Gpu, thresholds: Thresholds) -> dict[str, Any]:
     return {
         "index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "used_bytes": gpu.used_bytes,
         "total_bytes": gpu.total_bytes, "utilization": gpu.utilization, "temperature_c": gpu.temperature_c,
         "ecc_uncorrected": gpu.ecc_uncorrected,
+        "vram_warn": dict(thresholds.vram_warn).get(gpu.index), "vram_degrade": dict(thresholds.vram_degrade).get(gpu.index),
         "processes": [
             {"pid": row.holder.pid, "name": row.holder.name, "used_bytes": row.used_bytes,
              "engine": str(row.holder.mark) if row.holder.mark else None}

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 
 from vllm_watchdog.core.catalog import Severity
 from vllm_watchdog.core.events import Event, LogRead
+from vllm_watchdog.core.loading import stage_of
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.core.signatures import Phase
 from vllm_watchdog.core.verdict import Finding, Reader, Stream
@@ -71,6 +72,7 @@ class LogTail:
         self._found_at = self._grew_at = self._rotate_at = self._save_at = 0.0
         self._saved: Place | None = None
         self._trouble = ""
+        self.stage = ""                 # what the followed generation is loading; anybody may read it
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._woken, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"log-{engine}", daemon=True)
@@ -145,6 +147,7 @@ class LogTail:
         return True
 
     def _feed(self, number: int, line: str) -> None:
+        self.stage = stage_of(line) or self.stage
         if (finding := self._reader.feed(line, number)) and len(self._pending) < PENDING:
             if not self._pending:
                 self._found_at = self._clock()
@@ -170,7 +173,7 @@ class LogTail:
         self._begin(mark, self._saved if self._saved and self._saved.mark == mark else None, from_start_of_file)
 
     def _begin(self, mark: Mark, place: Place | None, from_start_of_file: bool) -> None:
-        self._mark, self._scanner, self._partial = mark, Scanner(), 0
+        self._mark, self._scanner, self._partial, self.stage = mark, Scanner(), 0, ""
         self._reader = Reader(Stream.ENGINE, Phase(place.phase) if place else Phase.UNKNOWN)
         if place:
             self._scanner.lines = place.lines

@@ -15,6 +15,7 @@ from typing import Any
 
 import re2
 
+from vllm_watchdog.core import loading
 from vllm_watchdog.core.kernel import KERNEL_NEEDLES
 from vllm_watchdog.core.markers import IDLE_STATS_NEEDLES, MARKER_NEEDLES, STATS_NEEDLE, stats_of
 from vllm_watchdog.core.records import LINE_LIMIT, Kind, parse
@@ -32,7 +33,8 @@ _ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 def needles() -> tuple[str, ...]:
     """Every literal that makes a line a candidate."""
     catalogue = (needle for row in ROWS for needle in row.needles)
-    return tuple(sorted({*catalogue, *MARKER_NEEDLES, *KERNEL_NEEDLES, *IDLE_STATS_NEEDLES, *JSON_ESCAPES}))
+    markers = (*MARKER_NEEDLES, *IDLE_STATS_NEEDLES, *loading.NEEDLES)
+    return tuple(sorted({*catalogue, *markers, *KERNEL_NEEDLES, *JSON_ESCAPES}))
 
 
 @cache

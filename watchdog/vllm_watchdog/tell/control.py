@@ -1,6 +1,7 @@
 """The control socket: how people and the gateway ask a running daemon.  Newline-JSON, one request a connection.
 
-`{"verb": "status"}` -> the report; `incidents` (`limit`), `incident` (`id`); `events` streams the journal's lines as
+`{"verb": "status"}` -> the report; `samples` -> the last ten minutes for plots;
+`incidents` (`limit`), `incident` (`id`); `events` streams the journal's lines as
 they happen, `route` the route, at once and at each change; `casualties` and `waited` are the gateway's words on who was in
 flight when an engine died, and how long clients waited; `reload` reads the configuration again; `restart failover
 failback pause resume snapshot handover` (`engine`, `text`) become `Asked` and wait for `Answer`.
@@ -46,6 +47,11 @@ def _unheard(_: Request) -> None:
     """Nobody wants to know."""
 
 
+def _unsampled() -> Response:
+    """Nobody keeps any."""
+    return {}
+
+
 def _fixed() -> tuple[bool, str]:
     return False, "this daemon reads its configuration only once"
 
@@ -58,7 +64,9 @@ class Control:
     def __init__(self, path: Path, post: Callable[[Asked], None], report: Callable[[], Response],
                  incidents: Callable[[int], list[dict[str, Any]]], incident: Callable[[str], dict[str, Any] | None],
                  clock: Callable[[], float], say: Say, heard: Callable[[Request], None] = _unheard,
-                 reload: Callable[[], tuple[bool, str]] = _fixed) -> None:
+                 reload: Callable[[], tuple[bool, str]] = _fixed,
+
+                 samples: Callable[[], Response] = _unsampled) -> None:
         self._path, self._post, self._report, self._clock, self._say = path, post, report, clock, say
         self._heard, self._reload = heard, reload
         self._incidents, self._incident = incidents, incident
@@ -72,9 +80,10 @@ class Control:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._verbs: dict[str, Callable[[Request], Response]] = {
-            "status": self._tell_status, "casualties": self._hear, "waited": self._hear, "reload": self._tell_reload,
+            "status": self._tell_status, "samples": lambda _: {"ok": True} | samples(),
+            "casualties": self._hear, "waited": self._hear, "reload": self._tell_reload,
             "incidents": self._tell_incidents, "incident": self._tell_incident,
-            **dict.fromkeys(operator_verbs, self._ask),
+            **dict.fromkeys(operator_verbs, self.ask),
         }
 
     def start(self) -> None:
@@ -196,7 +205,8 @@ class Control:
         ok, text = self._reload()
         return {"ok": ok, "text": text}
 
-    def _ask(self, request: Request) -> Response:
+    def ask(self, request: Request) -> Response:
+        """An operator's wish, and what was done; blocks for at most `wait_s` of the request.  Raises RequestError."""
         wait_s = request.get("wait_s", answer_s)
         if not isinstance(wait_s, int | float) or not 0 < wait_s <= answer_max_s:
             raise RequestError(f"wait_s: expected seconds, more than 0 and at most {answer_max_s:g}")

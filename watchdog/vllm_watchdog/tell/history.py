@@ -15,18 +15,16 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from vllm_watchdog.core.codec import encode
 from vllm_watchdog.core.incidents import Incident
 from vllm_watchdog.core.schema import CODEC
+from vllm_watchdog.tell import samples
 from vllm_watchdog.tell.backlog import Backlog, ended
 from vllm_watchdog.tell.files import Say, open_owner_only, set_aside
 
-slot_s = 10.0                       # one sample an engine in this long
-keep_samples_s = 7 * 86_400.0
 keep_incidents = 10_000
 incidents_bytes = 256 << 20         # ... and as much of their JSON; one is 10 to 100 kB
 keep_s = 30 * 86_400.0              # an incident that is over
@@ -37,19 +35,16 @@ idle_s = 60.0
 complain_s = 60.0
 busy_s = 5.0                        # readers never hold a WAL writer up; a human with a shell might
 
+VERSION = 2     # 1 kept other samples
 schema = """
 CREATE TABLE IF NOT EXISTS incidents (
     id TEXT PRIMARY KEY, service TEXT, engine TEXT, class TEXT, urgency TEXT,
     wall_opened REAL, wall_resolved REAL, json TEXT);
 CREATE INDEX IF NOT EXISTS incidents_by_time ON incidents (wall_opened);
-CREATE TABLE IF NOT EXISTS samples (
-    slot INTEGER, engine TEXT, wall REAL, rss_bytes INTEGER, cpu REAL, vram_bytes INTEGER, kv_usage REAL,
-    running REAL, waiting REAL, preemptions REAL, PRIMARY KEY (engine, slot)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS outbox (
     channel TEXT, incident TEXT, kind TEXT, wall REAL, payload TEXT, attempts INTEGER DEFAULT 0, done TEXT,
     PRIMARY KEY (channel, incident, kind));
-PRAGMA user_version = 1;
-"""
+""" + samples.schema + f"PRAGMA user_version = {VERSION};"
 
 T = TypeVar("T")
 
@@ -68,24 +63,6 @@ class _Job(Generic[T]):
         self.over.set()
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One engine's key figures; bytes, cores, kv_usage 0..1, `wall` epoch seconds; None: not known."""
-
-    engine: str
-    wall: float
-    rss_bytes: int | None = None
-    cpu: float | None = None
-    vram_bytes: int | None = None
-    kv_usage: float | None = None
-    running: float | None = None
-    waiting: float | None = None
-    preemptions: float | None = None
-
-
-_columns = ", ".join(field.name for field in fields(Sample))
-
-
 class History:
     """`clock` is monotonic, `wall` epoch seconds.  Every method but `ask` returns at once."""
 
@@ -98,7 +75,6 @@ class History:
         self._backlog: Backlog[_Job[Any]] = Backlog(queue_jobs)
         self._kept: list[_Job[Any]] = []        # what the disk did not take yet
         self._connection: sqlite3.Connection | None = None
-        self._slots: dict[str, int] = {}
         self._pruned_at = self._complained_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         self.lost = 0
@@ -118,13 +94,6 @@ class History:
     def record(self, incident: Incident) -> None:
         """Writes the incident as it is now, over what was known of it."""
         self.do(lambda db: _write_incident(db, incident))
-
-    def sample(self, sample: Sample) -> None:
-        """Keeps the first of each ten seconds, so it may be called as often as one samples."""
-        slot = int(sample.wall // slot_s)
-        if self._slots.get(sample.engine) != slot:
-            self._slots[sample.engine] = slot
-            self.do(lambda db: _write_sample(db, slot, sample))
 
     def do(self, work: Callable[[sqlite3.Connection], object]) -> None:
         """Work that nobody waits for."""
@@ -235,10 +204,9 @@ class Reader:
                 found.append(CODEC.decode(json.loads(row["json"])))
         return tuple(incident for incident in found if isinstance(incident, Incident))
 
-    def samples(self, engine: str, since_wall: float, limit: int = 100_000) -> list[dict[str, Any]]:
-        """Oldest first, one each ten seconds at most: the fields of `Sample`."""
-        return self._rows(f"SELECT {_columns} FROM samples WHERE engine = ? AND slot >= ?"  # noqa: S608 - our columns
-                          " ORDER BY slot LIMIT ?", engine, int(since_wall // slot_s), limit)
+    def samples(self, name: str, now_wall: float, since: float = 0.0) -> dict[str, Any]:
+        """What is newer than `since` of a range of `samples.TIERS`, in columns.  Raises KeyError for another."""
+        return samples.read(self._rows, name, now_wall, since)
 
     def _rows(self, query: str, *values: object) -> list[dict[str, Any]]:
         if not self._path.exists():
@@ -266,6 +234,8 @@ def _open(path: Path) -> sqlite3.Connection:
         _check(db)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")     # a delivered alert must stay delivered after a power cut
+        if db.execute("PRAGMA user_version").fetchone()[0] < VERSION:
+            db.execute("DROP TABLE IF EXISTS samples")
         db.executescript(schema)
     except BaseException:
         db.close()
@@ -289,15 +259,9 @@ def _write_incident(db: sqlite3.Connection, incident: Incident) -> None:
                 incident.wall_opened, incident.wall_resolved, json.dumps(encode(incident))))
 
 
-def _write_sample(db: sqlite3.Connection, slot: int, sample: Sample) -> None:
-    marks = ", ".join("?" * len(fields(Sample)))
-    db.execute(f"INSERT OR IGNORE INTO samples (slot, {_columns}) VALUES (?, {marks})",  # noqa: S608 - our columns
-               (slot, *astuple(sample)))
-
-
 def _prune(db: sqlite3.Connection, wall: float, keep_s: float) -> None:
     """The oldest first; an incident that is not over stays."""
-    db.execute("DELETE FROM samples WHERE slot < ?", (int((wall - keep_samples_s) // slot_s),))
+    samples.prune(db, wall)
     db.execute("DELETE FROM outbox WHERE wall < ?", (wall - keep_alerts_s,))
     db.execute("DELETE FROM incidents WHERE wall_resolved < ?", (wall - keep_s,))
     db.execute("DELETE FROM incidents WHERE wall_resolved IS NOT NULL AND id IN (SELECT id FROM (SELECT id,"

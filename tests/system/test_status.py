@@ -1,0 +1,96 @@
+"""What `status` prints, from a report that a test sets: no daemon is asked."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.core.scenes import finding
+from tests.system.harness import command
+from tests.web.site import story
+
+from vllm_watchdog.app import status
+
+
+def printed(doc: dict[str, Any], series: dict[str, Any] | None = None, **how: Any) -> str:
+    screen = Console(file=io.StringIO(), highlight=False, width=250, **how)
+    status.show(doc, series or {}, False, screen)
+    return screen.file.getvalue()   # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_pipe_gets_no_colours_and_no_line_is_cut() -> None:
+    out = io.StringIO()
+    doc = story().document()
+    doc["engines"][0] |= {"cause": "oom_runtime", "why": "x" * 400}
+    assert status.show(doc, {}, False, status.console(out)) == 0
+    assert "\x1b" not in out.getvalue() and "x" * 400 in out.getvalue()
+    assert "\x1b[" in printed(doc, force_terminal=True, color_system="standard")
+
+
+def test_the_table_names_every_engine_with_its_figures() -> None:
+    lines = printed(story().document()).splitlines()
+    assert next(line for line in lines if line.startswith("primary")).split()[:10] == [
+        "primary", "serving", "1", "100", "8100", "0", "2.0", "GiB", "50%", "3"]
+    assert next(line for line in lines if line.startswith("backup")).split()[:4] == ["backup", "stopped", "0", "-"]
+
+
+def test_a_load_is_told_with_its_stage_and_how_long_it_may_take() -> None:
+    doc = story().document()
+    doc["engines"][0] |= {"phase": "loading", "loading": {"stage": "CUDA graphs", "about_s": 44.5}, "since": doc["at"] - 12}
+    assert "primary: CUDA graphs, 12 s of about 44 s" in printed(doc)
+    doc["engines"][0]["loading"] = {"stage": "", "about_s": None}
+    assert "primary: starting, 12 s\n" in printed(doc)
+
+
+def test_a_failover_is_told_with_its_gap() -> None:
+    scene = story()
+    scene.crash("primary", 5.0, finding("oom_runtime"))
+    text = printed(scene.document())
+    assert text.startswith("DOWN") and "nobody serves on port" in text and "last failover" in text
+    assert "nobody serves yet" in text and "OPEN CRITICAL" in text
+
+
+@pytest.mark.parametrize(("values", "drawn"), [
+    ([0] * 60, "▁" * 30), ([100] * 60, "█" * 30), ([None] * 30 + [50] * 30, " " * 15 + "▅" * 15), ([], ""), ([100], "█"),
+    ([0, 100] * 30, "█" * 30)])
+def test_a_spark_shows_the_peaks(values: list[float | None], drawn: str) -> None:
+    assert status.spark(values, 100) == drawn
+    assert not values or "10 min" in printed(story().document(), {"gpu/0": {"used_bytes": values}})
+
+
+def test_watching_goes_on_without_a_daemon_and_says_so() -> None:
+    class Away(Exception):
+        pass
+
+    turns = iter([(story().document(), {}), Away("no daemon answers there"), KeyboardInterrupt()])
+    out = io.StringIO()
+
+    def ask() -> Any:
+        turn = next(turns)
+        if isinstance(turn, BaseException) and not isinstance(turn, KeyboardInterrupt):
+            raise turn
+        return turn
+
+    def pause(_: float) -> None:
+        pauses.append(1)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    pauses: list[int] = []
+    assert status.watch(ask, Console(file=out, width=200), Away, pause) == 0
+    assert "no contact for 0 s: no daemon answers there" in out.getvalue() and "primary" in out.getvalue()
+
+
+def test_json_and_watch_exclude_each_other() -> None:
+    assert "not allowed with" in command("status", "--json", "--watch").err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_is_a_script_of_that_shell(shell: str) -> None:
+    said = command("completion", shell)
+    assert said.code == 0 and "failback" in said.out
+    if shell == "bash":
+        assert subprocess.run(["bash", "-n"], input=said.out, text=True, check=False).returncode == 0

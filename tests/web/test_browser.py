@@ -1,0 +1,184 @@
+"""The status page in a real headless Chromium, over a real daemon with stand-in engines: `pytest -m browser`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.system.harness import Watchdog, backup, engine, free_port
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.browser, pytest.mark.timeout(120),
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium"),
+]
+TOKEN = "token-of-the-browser-test"
+FLAGS = ["--no-proxy-server", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watchdog]:
+    cards = tmp_path_factory.mktemp("cards")
+    (cards / "gpu.json").write_text('{"total_bytes": 85899345920, "count": 1}')
+    watchdog = Watchdog(
+        tmp_path_factory.mktemp("browser"),
+        {"primary": engine(gpus=[0], args={"gpu-memory-utilization": 0.8}), "backup": backup("primary")},
+        env={"LLM_WATCHDOG_SIM_GPU": str(cards)},
+        daemon={"listen": f"127.0.0.1:{free_port()}", "token": TOKEN}, failover={"after_failures": 0})
+    watchdog.start().serving("primary")
+    yield watchdog
+    watchdog.finish()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(host: Watchdog, chromium: Any) -> Iterator[Any]:
+    """The page, open; nothing may be said on its console."""
+    opened, wrong = chromium.new_page(), list[str]()
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    opened.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+    opened.goto(url(host))
+    opened.wait_for_selector("[data-plot=gpu-0] canvas", timeout=20_000)
+    yield opened
+    opened.close()
+    assert [text for text in wrong if not text.startswith("Failed to load resource")] == []    # refused, or restarted: meant
+
+
+def url(host: Watchdog) -> str:
+    lines = (line for line in host.said("web.listening"))
+    return str(list(lines)[-1]["url"])
+
+
+def press(page: Any, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def test_it_is_there_within_a_second_and_small(page: Any) -> None:
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    sizes = page.evaluate("performance.getEntriesByType('resource').filter(e => e.name.includes('/static/'))"
+                          ".map(e => e.transferSize)")
+    assert len(sizes) == 7 and sum(sizes) < 150_000
+    assert paint < 1000, f"{paint:.0f} ms"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_violation(page: Any, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the extra `browser`")
+    page.emulate_media(color_scheme=scheme)
+    found = axe.Axe().run(page).response["violations"]
+    serious = [(each["id"], [node["target"] for node in each["nodes"]])
+               for each in found if each["impact"] in ("serious", "critical")]
+    assert serious == []
+
+
+def test_a_failover_is_seen_within_two_seconds_of_it(host: Watchdog, page: Any) -> None:
+    before = host.serving("primary")
+    os.kill(before["pid"], 9)
+    page.wait_for_selector("body[data-health=degraded]", timeout=20_000)
+    page.wait_for_selector(".to:has-text('backup')", timeout=20_000)
+    late_s = time.time() - host.engine("backup")["ready"]
+    assert late_s < 2.0
+    assert "failed over" in page.inner_text(".route") and page.locator("article.open").count() == 1
+
+
+def test_an_incident_opens_by_keyboard_and_shows_its_evidence_with_the_token(host: Watchdog, page: Any) -> None:
+    row = host.until(lambda: host.incident("primary"), "no incident")
+    host.bundle(row)
+    page.wait_for_selector("#history button")
+    page.focus("#history button")
+    press(page, "Enter")
+    page.wait_for_selector("#incident[open] .timeline li")
+    assert row["id"] in page.url and page.evaluate("document.activeElement.id") == "incident-head"
+    page.focus("[data-files]")
+    press(page, "Enter")
+    page.wait_for_selector("#ask[open]")
+    assert page.evaluate("document.activeElement.name") == "token"
+    page.keyboard.type(TOKEN)
+    press(page, "Enter")
+    page.wait_for_selector(".files button")
+    page.focus(".files [data-file='README.md']")
+    press(page, "Enter")
+    page.wait_for_selector("#files pre")
+    assert "primary" in page.inner_text("#files pre")
+    press(page, "Escape")
+    assert page.locator("#incident[open]").count() == 0 and page.evaluate("document.cookie") == ""
+
+
+def test_every_control_works_by_keyboard_and_asks_first(host: Watchdog, page: Any) -> None:
+    page.focus("#pause")
+    press(page, "Enter")
+    page.wait_for_selector("#ask[open]")
+    press(page, "Escape")
+    assert not host.status()["paused"]      # type: ignore[index]
+    page.focus("#pause")
+    press(page, "Enter")
+    page.keyboard.type("not the right token at all")
+    press(page, "Enter")
+    page.wait_for_selector("#toast.bad")
+    page.focus("#pause")
+    press(page, "Enter")
+    page.keyboard.type(TOKEN)
+    press(page, "Enter")
+    page.wait_for_selector("#pause[data-act=resume]")
+    assert host.status()["paused"]          # type: ignore[index]
+    page.focus("#pause")
+    press(page, "Enter", "Enter")
+    page.wait_for_selector("#pause[data-act=pause]")
+    page.focus("[data-range='7d']")
+    press(page, "Space")
+    page.wait_for_selector("[data-range='7d'][aria-pressed=true]")
+    page.focus("#language")
+    press(page, "Enter")
+    assert page.inner_text("#engines-head") == "引擎"
+    press(page, "Enter")
+
+
+def test_page_command_line_metrics_and_api_agree(host: Watchdog, page: Any) -> None:
+    import requests
+
+    at = url(host)
+    doc = requests.get(f"{at}api/v1/status", timeout=5).json()
+    metrics = requests.get(f"{at}metrics", timeout=5).text
+    shown = page.inner_text("#engines")
+    said = host.cli("status").out
+    for one in doc["engines"]:
+        labels = f'engine="{one["name"]}",llm_watchdog_engine_phase="{one["phase"]}"'
+        assert f"llm_watchdog_engine_phase{{{labels}}} 1.0" in metrics
+        assert one["phase"] in shown and one["name"] in said and one["phase"] in said
+    assert page.evaluate("document.body.dataset.health") == doc["health"] == host.status()["health"]  # type: ignore[index]
+
+
+def test_a_daemon_that_is_gone_is_said_and_its_return_is_seen(host: Watchdog, page: Any) -> None:
+    host.kill()
+    page.wait_for_selector("#gone:not([hidden])", timeout=20_000)
+    assert "No contact with the daemon for" in page.inner_text("#gone")
+    assert "backup" in page.inner_text("#engines"), "what was known stays"
+    host.start()
+    page.wait_for_selector("#gone[hidden]", state="attached", timeout=20_000)
+    assert page.inner_text("#contact") == "live"
+
+
+def test_a_phone_needs_no_scrolling_sideways(page: Any) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_pictures(page: Any, tmp_path: Path) -> None:
+    """For whoever looks: `LOOK=folder pytest -m browser`."""
+    folder = Path(os.environ.get("LOOK") or tmp_path)
+    page.screenshot(path=folder / "page.png")
+    assert (folder / "page.png").stat().st_size > 10_000

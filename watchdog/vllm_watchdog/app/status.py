@@ -1,0 +1,182 @@
+"""`llm-watchdog status`: the report as a screen that a human reads in five seconds.  Colours on a terminal only."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+GIB = 2**30
+BARS = "▁▂▃▄▅▆▇█"
+SPARK_CELLS = 30
+WATCH_S = 1.0
+PLAIN_WIDTH = 250       # of a file or a pipe: nothing is cut there
+TONE = {"healthy": "bold green", "degraded": "bold yellow", "down": "bold red"}
+PHASE_TONE = {"serving": "green", "asleep": "cyan", "stopped": "dim", "suspect": "yellow", "held": "bold red",
+              "wedged": "bold red"}
+EXIT = {"healthy": 0, "degraded": 1}
+DOWN, UNREACHABLE = 3, 4
+
+Doc = dict[str, Any]
+
+
+def console(out: Any = None) -> Console:
+    """Rich's own idea of a terminal, and no guesses about numbers and words."""
+    out = out or sys.stdout
+    return Console(file=out, highlight=False, width=None if out.isatty() else PLAIN_WIDTH)
+
+
+def show(doc: Doc, series: Doc, as_json: bool, screen: Console) -> int:
+    """Prints one report; the exit code."""
+    if as_json:
+        screen.file.write(json.dumps(doc, indent=1, ensure_ascii=False) + "\n")
+    else:
+        screen.print(view(doc, series), soft_wrap=True)
+    return EXIT.get(doc.get("health", ""), DOWN)
+
+
+def watch(ask: Callable[[], tuple[Doc, Doc]], screen: Console, unreachable: type[Exception],
+          pause: Callable[[float], None] = time.sleep) -> int:
+    """Until Ctrl-C: the screen again each second; while nobody answers, the last one and since when."""
+    doc: Doc | None = None
+    series: Doc = {}
+    seen = time.monotonic()
+    code = UNREACHABLE
+    with Live(console=screen, screen=screen.is_terminal, auto_refresh=False) as live:
+        while True:
+            try:
+                doc, series = ask()
+                seen, code, lost = time.monotonic(), EXIT.get(doc["health"], DOWN), Text()
+            except unreachable as error:
+                lost = Text(f"no contact for {time.monotonic() - seen:.0f} s: {error}", "bold red")
+            try:
+                live.update(Group(*([lost] if lost else []), *([view(doc, series)] if doc else [])), refresh=True)
+                pause(WATCH_S)
+            except KeyboardInterrupt:
+                return code
+
+
+def view(doc: Doc, series: Doc) -> RenderableType:
+    """`series`: samples of the last ten minutes by subject, for the sparklines; may be empty."""
+    head = Text.assemble((doc["health"].upper(), TONE[doc["health"]]),
+                         ("; automatic actions are paused" if doc["paused"] else "", "yellow"), f"   ({when(doc['at'])})")
+    parts: list[RenderableType] = [head, "", *(_service(doc, service) for service in doc["services"]), "", _engines(doc)]
+    parts += [note for engine in doc["engines"] for note in _notes(engine, doc["at"])]
+    parts += [Text(f"  {name}: waits for its next start: {', '.join(keys)}")
+              for name, keys in doc.get("pending", {}).items()]
+    parts += [Text(f"waits for a restart of the daemon: {', '.join(doc['fixed'])}")] if doc.get("fixed") else []
+    parts += ["", *_gpus(doc["gpus"], series), _host(doc["host"])]
+    if isinstance(groups := doc.get("cgroups"), dict):
+        parts.append(Text(f"control groups: none of our own, {groups['unknown']}", "dim"))
+    if isinstance(doc["kernel_log"], dict):
+        parts.append(Text(f"kernel log: unknown, {doc['kernel_log']['unknown']}", "dim"))
+    parts += ["", *([_open(incident) for incident in doc["incidents"]] or [Text("no open incident")])]
+    parts += [_channel(channel) for channel in doc.get("alerts", [])]
+    return Group(*parts)
+
+
+def _service(doc: Doc, service: Doc) -> Text:
+    serving = service["serving"] or "nobody"
+    text = Text.assemble(f"service {service['name']}: ", (serving, "green" if service["serving"] else "bold red"),
+                         f" serves on port {service['port']}, {service['side']} is meant to, since {when(service['since'])}")
+    if latest := doc.get("totals", {}).get("latest", {}).get(service["name"]):
+        gap = "nobody serves yet" if latest["gap_s"] is None else f"gap {latest['gap_s']:.1f} s"
+        text.append(f"; last {latest['kind']} {when(latest['at'])}, {gap}", "dim")
+    if lowered := service.get("lowered"):
+        text.append(f"\n  lowered to {lowered['to']} requests at a time, since {when(lowered['since'])}: {lowered['why']}",
+                    "yellow")
+    return text
+
+
+def _engines(doc: Doc) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name, right in (("ENGINE", False), ("PHASE", False), ("GEN", True), ("PID", True), ("PORT", True), ("GPUS", False),
+                        ("RSS", True), ("KV", True), ("RUN", True), ("WAIT", True), ("SINCE", False)):
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    for engine in doc["engines"]:
+        tree, metrics = engine["tree"], engine["metrics"]
+        table.add_row(
+            Text(engine["name"], "bold"), Text(engine["phase"], PHASE_TONE.get(engine["phase"], "blue")),
+            str(engine["generation"]), str(engine["pid"] or "-"), str(engine["port"]),
+            ",".join(map(str, engine["gpus"])) or "-", f"{tree['rss_bytes'] / GIB:.1f} GiB" if tree else "-",
+            _figure(metrics.get("kv_usage"), "{:.0%}"), _figure(metrics.get("running"), "{:.0f}"),
+            _figure(metrics.get("waiting"), "{:.0f}"), when(engine["since"]))
+    return table
+
+
+def _notes(engine: Doc, at: float) -> Iterator[Text]:
+    if load := engine.get("loading"):
+        about = f" of about {load['about_s']:.0f} s" if load["about_s"] else ""
+        yield Text(f"  {engine['name']}: {load['stage'] or 'starting'}, {at - engine['since']:.0f} s{about}", "blue")
+    if engine["cause"]:
+        yield Text(f"  {engine['name']}: {engine['cause']}: {engine['why']}", "yellow")
+    if engine["next_try"]:
+        yield Text(f"  {engine['name']}: the next try is at {when(engine['next_try'])}")
+    for growth in engine["growth"]:
+        if growth["leaks"] or growth["eta_s"] is not None:
+            mostly = f", {growth['who']}" if growth["who"] else ""
+            leak = "LEAK: " if growth["leaks"] else ""
+            yield Text(f"  {engine['name']}: {leak}{growth['what']} grows by {growth['text']}{mostly}", "yellow")
+    if engine["probe"] != "ok":
+        yield Text(f"  {engine['name']}: a one-token request proves nothing: {engine['probe']}", "yellow")
+
+
+def _gpus(gpus: Any, series: Doc) -> Iterator[Text]:
+    if isinstance(gpus, dict):
+        yield Text(f"GPUs: unknown, {gpus['unknown']}", "dim")
+        return
+    for gpu in gpus:
+        used, total = gpu["used_bytes"] / GIB, gpu["total_bytes"] / GIB
+        share = used / total
+        tone = "red" if share >= (gpu["vram_degrade"] or 2) else "yellow" if share >= (gpu["vram_warn"] or 2) else "green"
+        holders = ", ".join(f"{row['engine'] or row['name']} (PID {row['pid']}) "
+                            + _figure(row["used_bytes"] and row["used_bytes"] / GIB, "{:.1f} GiB")
+                            for row in gpu["processes"][:6])
+        yield Text.assemble(
+            f"GPU {gpu['index']} {gpu['name']}: ", (f"{used:.1f} of {total:.1f} GiB ({share:.0%})", tone),
+            f", {_figure(gpu['utilization'], '{}%')} busy, {_figure(gpu['temperature_c'], '{} °C')}; ",
+            holders or "no process")
+        if line := spark(series.get(f"gpu/{gpu['index']}", {}).get("used_bytes", []), gpu["total_bytes"]):
+            yield Text.assemble("  ", (line, tone), ("  10 min", "dim"))
+
+
+def spark(values: list[float | None], most: float) -> str:
+    """SPARK_CELLS bars, oldest first, each the peak of its part of the values; a blank where nothing was sampled."""
+    cells = [values[len(values) * i // SPARK_CELLS: len(values) * (i + 1) // SPARK_CELLS] for i in range(SPARK_CELLS)]
+    peaks = [max((value for value in cell if value is not None), default=None) for cell in cells if cell]
+    return "".join(" " if peak is None else BARS[min(int(peak / most * len(BARS)), len(BARS) - 1)] for peak in peaks)
+
+
+def _host(host: Doc) -> Text:
+    if "unknown" in host:
+        return Text(f"host: unknown, {host['unknown']}", "dim")
+    return Text(f"host: {host['memory_available'] / GIB:.1f} of {host['memory_total'] / GIB:.1f} GiB memory available, "
+                f"{host['disk_free'] / GIB:.1f} GiB free on the log disk, load {host['load']:.1f}")
+
+
+def _channel(channel: Doc) -> Text:
+    delivered = when(channel["delivered_wall"]) if channel["delivered_wall"] else "nothing yet"
+    waiting = f"; {channel['waiting']} waiting" if channel["waiting"] else ""
+    failing = f"; FAILING since {when(channel['failing_since_wall'])}: {channel['failing']}" if channel["failing"] else ""
+    return Text(f"alerts to {channel['name']}: last delivered {delivered}{waiting}{failing}", "yellow" if failing else "")
+
+
+def _open(incident: Doc) -> Text:
+    tone = "yellow" if incident["urgency"] == "warning" else "bold red"
+    return Text.assemble((f"OPEN {incident['urgency'].upper()}", tone), f" {incident['id']}: {incident['text']}")
+
+
+def _figure(value: Any, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def when(wall: float | None) -> str:
+    return "-" if wall is None else datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
