@@ -176,7 +176,7 @@ def test_memory_over_its_limit_lets_fewer_requests_through_until_it_falls_and_re
 
 def test_a_full_kv_cache_lets_fewer_requests_through_and_status_says_so(make: Make, tmp_path: Path) -> None:
     engines, listen = pair("cold")
-    engines["primary"]["args"] |= {"max-num-seqs": 3, "sim-kv-tokens": 64}     # 3 of 4 blocks, and 5 clients wait, at any time
+    engines["primary"]["args"] |= {"max-num-seqs": 3, "sim-kv-tokens": 64}     # of 4 blocks; 5 clients wait
     engines["backup"]["args"] |= {"max-num-seqs": 2}
     host = make(engines, env=simulated_card(tmp_path / "card"), gateway=listen, program=HASTY,
                 thresholds={"kv_cache": 0.4, "kv_cache_after_s": 0.2})
