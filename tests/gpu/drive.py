@@ -149,13 +149,12 @@ def exhaust(host: Host, clients: Clients) -> float:
     try:
         assert neighbour.stdout
         neighbour.stdout.readline()
-        began = time.monotonic()
         host.row("neighbour holds the rest, PID", neighbour.pid)
         took = host.until(lambda _, doc: any(s["class"] == "vram_degrade" for s in doc["symptoms"]), 30)
         host.row("over the threshold for 5 s: told after", f"{took:.1f} s")
         pause(2)
         host.row("... and the service", json.dumps((host.status() or {})["services"][0]))
-        host.row("a bundle was written", [Path(row["id"]).name for row in host.incidents()][:1])
+        host.row("... evidence so far", host.incident()["incident"]["evidence"])
         (host.out / "nvml-full-card.jsonl").write_text(recorded())
         began = time.monotonic()
         body = {"model": "m", "prompt": [5] * 60_000, "max_tokens": 4}
@@ -168,8 +167,8 @@ def exhaust(host: Host, clients: Clients) -> float:
         pause(2)
         gap = clients.gap_s(began)
         host.row("... longest gap of the other clients", f"{gap:.2f} s")
-        newest = host.incidents()[0]
-        host.row("... classified", f"{newest['class']}: {newest['text'][:300]}")
+        newest = host.incident()
+        host.row("... classified", f"{newest['class']}: {newest['incident']['text'][:300]}")
         return gap
     finally:
         neighbour.kill()

@@ -177,10 +177,10 @@ class Host:
                  for line in path.read_text().splitlines()]
         return [doc for doc in map(json.loads, lines) if doc.get("say") == name]
 
-    def incidents(self) -> list[Doc]:
-        doc = call(self.folder / "state" / "control.sock", {"verb": "incidents"}, 3.0)
-        rows: list[Doc] = doc["incidents"]
-        return rows
+    def incident(self) -> Doc:
+        """The newest one, whole."""
+        socket = self.folder / "state" / "control.sock"
+        return call(socket, {"verb": "incident", "id": call(socket, {"verb": "incidents"}, 3.0)["incidents"][0]["id"]}, 3.0)
 
     def end(self) -> None:
         if self.gateway and self.gateway.poll() is None:
