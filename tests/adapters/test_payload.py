@@ -8,10 +8,9 @@ from tests.fakes.house import WRITER
 from tests.fakes.tell import WALL, incident
 
 from vllm_watchdog.config_channels import NAMES
-from vllm_watchdog.core.catalog import CATALOG, Action, Text
+from vllm_watchdog.core.catalog import CATALOG, Action
 from vllm_watchdog.core.commands import Alert
-from vllm_watchdog.core.incidents import Entry, Urgency, resolved
-from vllm_watchdog.tell.deeds import deeds
+from vllm_watchdog.core.incidents import HOST, Entry, Urgency, down, joined, noted, opened, resolved, up
 from vllm_watchdog.tell.payload import Language, Templates, _facts, key, trial
 from vllm_watchdog.tell.phrases import EN, ZH
 
@@ -19,11 +18,16 @@ FOLDER = f"/var/log/llm-watchdog/incidents/{incident().id}"
 WORDS = replace(WRITER, language=Language.EN)
 
 
-def after(*entries, over=None):
-    """The incident with a timeline of (at, what, text), `at` seconds after it opened."""
-    one = incident()
-    one = replace(one, timeline=(*one.timeline, *(Entry(one.opened_at + at, what, text) for at, what, text in entries)))
+def after(*changes, over=None, one=None):
+    """The incident after the changes, each (seconds since it opened, function of `incidents`, more arguments)."""
+    one = one or incident()
+    for at, change, *more, facts in changes:
+        one = change(one, one.opened_at + at, *more, **facts)
     return one if over is None else resolved(one, one.opened_at + over, one.wall_opened + over, "calm")
+
+
+REPLACED = ((0.5, down, {}), (0.6, noted, "stopped", "primary#3", {"engine": "primary#3"}),
+            (1.0, noted, "started", "starting primary#4", {"engine": "primary#4"}), (13.0, up, {}))
 
 
 @pytest.mark.parametrize("class_", CATALOG)
@@ -49,30 +53,64 @@ def test_the_payload_says_what_where_and_what_to_change():
     lines = payload["text"].splitlines()
     assert lines[:3] == [
         "[OPENED, critical] GPU out of memory while serving: primary on gpu-1",
-        "Cause: oom_runtime: CUDA out of memory", "Done: it will be restarted"]
-    assert lines[3].startswith("Next: Lower --max-num-batched-tokens")
-    assert lines[4:] == ["Engine: primary (service primary)", "Opened: 2026-11-29 21:53:21Z", f"Evidence: {FOLDER}"]
+        "Cause: oom_runtime: CUDA out of memory", "State: An engine serves; resolved when it has stayed calm for a while."]
+    assert lines[3] == "Done: it will be restarted"
+    assert lines[4].startswith("Next: Lower --max-num-batched-tokens")
+    assert lines[5:] == ["Engine: primary (service primary)", "Opened: 2026-11-29 21:53:21Z", f"Evidence: {FOLDER}"]
 
 
 def test_the_end_says_what_was_done_and_how_long_nobody_was_served():
-    over = after((0.5, "phase", "primary: serving -> stopping"), (1.0, "action", "starting primary#4"),
-                 (13.0, "ready", "primary#4 serves"), over=60.0)
-    payload = WORDS.payload(Alert("resolved", over), WALL)
+    payload = WORDS.payload(Alert("resolved", after(*REPLACED, over=60.0)), WALL)
     assert payload["text"].splitlines() == [
-        "[RESOLVED] GPU out of memory while serving: primary on gpu-1",
-        "Cause: oom_runtime: CUDA out of memory", "Done: starting primary#4", "Gap: no engine served for 12.5 s",
+        "[RESOLVED] GPU out of memory while serving: primary on gpu-1", "Cause: oom_runtime: CUDA out of memory",
+        "State: Resolved after 60.0 s; nothing more must be done now.",
+        "Done: primary#3 was told to stop; primary#4 was started", "Gap: No engine served for 12.5 s, until 21:53:34Z.",
         "Engine: primary (service primary)", "Opened: 2026-11-29 21:53:21Z", "Resolved: 2026-11-29 21:54:21Z, after 60 s",
         f"Evidence: {FOLDER}"]
-    assert payload["gap_s"] == 12.5 and payload["actions"] == ["starting primary#4"]
+    assert payload["gap_s"] == 12.5
+    assert payload["actions"] == ["primary#3 was told to stop", "primary#4 was started"]
+
+
+def test_a_chinese_alert_says_in_chinese_how_it_stands_what_was_done_and_who_was_not_served():
+    writer = replace(WRITER, language=Language.ZH)
+    lines = writer.payload(Alert("opened", after(*REPLACED[:3])), WALL)["text"].splitlines()
+    assert lines[2:5] == ["现状: 未恢复：21:53:21Z 起无引擎提供服务，watchdog 正在替换。",
+                          "已采取的动作: 要求 primary#3 停止；启动 primary#4", "中断: 21:53:21Z 起无引擎提供服务。"]
+    payload = writer.payload(Alert("resolved", after(*REPLACED, over=60.0)), WALL)
+    assert payload["text"].splitlines()[2:5] == [
+        "现状: 已恢复，历时 60.0 s；目前无需处理。", "已采取的动作: 要求 primary#3 停止；启动 primary#4",
+        "中断: 无引擎提供服务共 12.5 s，至 21:53:34Z。"]
+    assert (payload["state"], payload["actions"]) == (
+        ["已恢复，历时 60.0 s；目前无需处理。"], ["要求 primary#3 停止", "启动 primary#4"])
+
+
+def test_in_both_languages_each_sentence_is_said_twice():
+    payload = WRITER.payload(Alert("resolved", after(*REPLACED, over=60.0)), WALL)
+    assert payload["actions"] == [
+        "primary#3 was told to stop", "primary#4 was started", "要求 primary#3 停止", "启动 primary#4"]
+    assert len(payload["state"]) == 2 and len(payload["advice"]) % 2 == 0
+
+
+def test_what_got_worse_is_told_by_its_new_cause():
+    warned = opened("primary", "primary", 3, "vram_high", Urgency.WARNING, "GPU 0: 93 % in use", 50.0, WALL)
+    worse = joined(warned, "engine_hang", Urgency.CRITICAL, "no token for 70 s", 60.0)
+    lines = WORDS.payload(Alert("worsened", worse), WALL)["text"].splitlines()
+    assert lines[0] == f"[WORSE, critical] {CATALOG['engine_hang'].title.en}: primary on gpu-1"
+    assert lines[1] == "Cause: engine_hang: no token for 70 s"
+    paged = replace(joined(worse, "budget_spent", Urgency.PAGE, "primary is held: 6 failures", 70.0),
+                    page="primary is held: 6 failures")
+    assert "State: Not resolved, a human is needed: primary is held: 6 failures." in (
+        WORDS.payload(Alert("worsened", paged), WALL)["text"].splitlines())
 
 
 def test_a_page_says_why_a_human_is_needed_and_promises_nothing():
     held = replace(incident(urgency=Urgency.PAGE), page="primary is held: 6 failures within 3600 s", reminders=2)
     text = WORDS.payload(Alert("reminder", held), WALL)["text"]
     assert text.startswith("[STILL OPEN, human needed] ") and "restarted" not in text
-    assert "A human is needed: primary is held: 6 failures within 3600 s" in text
+    assert "State: Not resolved, a human is needed: primary is held: 6 failures within 3600 s." in text
     assert "Done" not in text
-    assert "A human is needed" not in WORDS.payload(Alert("resolved", held), WALL)["text"]
+    over = resolved(replace(held, paged_for="primary"), 80.0, WALL + 30, "the backup serves")
+    assert "still needs a human: primary is held" in WORDS.payload(Alert("resolved", over), WALL)["text"]
 
 
 def test_what_is_told_once_has_an_id_of_its_own():
@@ -82,27 +120,15 @@ def test_what_is_told_once_has_an_id_of_its_own():
     assert trial(1.0).incident.id != trial(2.0).incident.id
 
 
-@pytest.mark.parametrize(("entries", "over", "gap"), [
-    ((), 5.0, (0.0, None)),                                                                     # it never left
-    (((1, "phase", "primary: serving -> suspect"), (3, "phase", "primary: suspect -> serving")), None, (0.0, None)),
-    (((1, "phase", "primary: suspect -> dumping"),), None, (0.0, 52.0)),                        # still down, since then
-    (((1, "phase", "primary: draining -> backoff"), (9, "ready", "primary#4 serves")), None, (9.0, None)),   # from the start
-    (((1, "phase", "primary: serving -> stopping"), (2, "phase", "backup: waking -> serving"),
-      (5, "phase", "backup: serving -> stopping"), (9, "ready", "primary#4 serves")), 20.0, (5.0, None)),
-    (((1, "phase", "primary: serving -> stopping"), (1, "failover", "primary -> backup, because: ready")), 20.0,
-     (None, None)),
-])
-def test_the_gap_is_read_from_the_timeline(entries, over, gap):
-    done = deeds(after(*entries, over=over))
-    down_at = None if gap[1] is None else gap[1]
-    assert (done.gap_s, done.down_at) == (gap[0], down_at)
-
-
-def test_a_gap_that_goes_on_says_since_when():
-    text = WORDS.payload(Alert("worsened", after((2.0, "phase", "primary: serving -> stopping"))), WALL)["text"]
-    assert "Gap: no engine has served since 2026-11-29 21:53:23Z" in text
-    assert "Gap" not in WORDS.payload(Alert("resolved", after(
-        (1, "phase", "primary: serving -> held"), (1, "failover", "primary -> backup, because: x"), over=9)), WALL)["text"]
+def test_a_gap_that_goes_on_says_since_when_and_none_is_news_only_at_the_end():
+    assert "Gap: No engine serves since 21:53:23Z." in WORDS.payload(Alert("worsened", after((2.0, down, {}))), WALL)["text"]
+    payload = WORDS.payload(Alert("opened", incident()), WALL)
+    assert "Gap" not in payload["text"] and payload["gap_s"] == 0.0
+    payload = WORDS.payload(Alert("resolved", incident(over=True)), WALL)
+    assert "Gap: The service was never without an engine." in payload["text"]
+    host = replace(incident(over=True), service=HOST, engine=HOST)
+    payload = WORDS.payload(Alert("resolved", host), WALL)
+    assert "Gap" not in payload["text"] and payload["gap_s"] is None
 
 
 # -- templates
@@ -117,11 +143,11 @@ def test_own_texts_take_the_place_of_ours():
 
 @pytest.mark.parametrize("tongue", [EN, ZH])
 def test_every_name_that_check_config_allows_is_given_and_every_table_is_whole(tongue):
-    facts = _facts(tongue, "opened", incident(), Text("a", "b"), WRITER)
+    facts = _facts(tongue, "opened", incident(), WRITER)
     assert set(facts) - {"code", "who"} == NAMES
     assert set(tongue.urgencies) == set(Urgency) and set(tongue.plans) == set(Action) - {Action.IGNORE}
     assert set(tongue.kinds) == {"opened", "worsened", "reminder", "resolved", "test"}
-    assert set(tongue.labels) >= {"cause", "human", "action", "gap", "next", "engine", "opened", "resolved", "folder"}
+    assert set(tongue.labels) >= {"cause", "state", "action", "gap", "next", "engine", "opened", "resolved", "folder"}
 
 
 # -- several in one

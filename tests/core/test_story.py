@@ -50,9 +50,10 @@ def test_an_incident_says_how_it_stands_in_every_state() -> None:
         (held, "Not resolved, a human is needed: primary is held"),
         (incidents.down(one(), 5.0), "no engine serves since 11:06:45Z"),
         (one("vram_high", Urgency.WARNING), "it is watched"),
-        (one(), "An engine serves again"),
+        (one(), "An engine serves"),
+        (one("gpu_driver_unresponsive", service=HOST), "it is watched"),
         (noted(one(), 5.0, "left"), "the watchdog was stopped by an operator"),
-        (noted(noted(one(), 5.0, "left"), 6.0, "started"), "An engine serves again"),
+        (noted(noted(one(), 5.0, "left"), 6.0, "started"), "An engine serves"),
     ):
         assert wanted in story.state(incident).en
 

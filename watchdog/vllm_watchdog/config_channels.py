@@ -38,7 +38,7 @@ HOSTS = {
     "events.pagerduty.com": Kind.PAGERDUTY, "events.eu.pagerduty.com": Kind.PAGERDUTY,
 }
 NAMES = frozenset({         # that alerts.templates may hold
-    "kind", "urgency", "title", "class", "host", "service", "engine", "cause", "human", "action", "gap", "opened",
+    "kind", "urgency", "title", "class", "host", "service", "engine", "cause", "state", "human", "action", "gap", "opened",
     "resolved", "next", "folder", "incident",
 })
 

@@ -68,8 +68,8 @@ LEFT = T("Not resolved: the watchdog was stopped by an operator, its engines wit
 WATCHED = T("Not over: it is watched, and nothing had to be stopped.", "未结束：持续观察中，暂未停止任何引擎。")
 DOWN = T("Not resolved: no engine serves since {time}; the watchdog is replacing it.",
          "未恢复：{time} 起无引擎提供服务，watchdog 正在替换。")
-UP = T("An engine serves again; resolved when it has stayed calm for a while.",
-       "引擎已重新提供服务；稳定一段时间后判定恢复。")
+UP = T("An engine serves; resolved when it has stayed calm for a while.",
+       "引擎正在提供服务；稳定一段时间后判定恢复。")
 
 # -- what clients saw
 NEVER_DOWN = T("The service was never without an engine.", "服务未中断。")

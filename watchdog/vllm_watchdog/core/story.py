@@ -67,7 +67,7 @@ def state(incident: Incident) -> Text:
         return filled(p.NEEDED, page=page)
     if incident.down_at is not None:
         return filled(p.DOWN, time=clock(incident, incident.down_at))
-    return p.WATCHED if incident.urgency is Urgency.WARNING else p.UP
+    return p.WATCHED if incident.urgency is Urgency.WARNING or incident.service == HOST else p.UP
 
 
 def _left(incident: Incident) -> bool:

@@ -19,7 +19,6 @@ from vllm_watchdog.core import story
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.commands import Alert
 from vllm_watchdog.core.incidents import Incident, Urgency
-from vllm_watchdog.tell.deeds import Deeds, deeds
 from vllm_watchdog.tell.journal import iso
 from vllm_watchdog.tell.phrases import EN, TONGUES, Language, Tongue
 
@@ -28,6 +27,44 @@ actions_kept = 4            # the newest
 advice_kept = 3
 
 Payload = Mapping[str, Any]
+
+
+class _Title(TypedDict):
+    en: str
+    zh: str
+
+
+class _Told(TypedDict):
+    """What the channels read of a payload: whatever version wrote it, that much must be there."""
+
+    id: str
+    kind: str
+    incident: str
+    service: str
+    engine: str
+    urgency: Urgency
+    title: _Title
+    headline: str
+    lines: list[tuple[str, str]]
+    text: str
+    host: str
+    opened: str
+    resolved: str | None
+    folder: str
+
+
+_Told.__annotations__["class"] = str        # a word of Python's own
+_told = TypeAdapter(_Told)
+
+
+def untellable(payload: str) -> str:
+    """Why the JSON of another daemon can't be told; empty: it can."""
+    try:
+        _told.validate_json(payload)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +86,18 @@ class Writer:
 
     def payload(self, alert: Alert, wall: float) -> dict[str, Any]:
         """`wall`: epoch seconds of telling."""
-        incident, entry = alert.incident, CATALOG.get(alert.incident.class_)
-        title = entry.title if entry else Text(incident.class_, incident.class_)
-        facts = [_facts(tongue, alert.kind, incident, title, self) for tongue in self._tongues]
+        incident, title = alert.incident, story.title(alert.incident)
+        facts = [_facts(tongue, alert.kind, incident, self) for tongue in self._tongues]
         headline = " / ".join(self._headline(tongue, each) for tongue, each in zip(self._tongues, facts, strict=True))
         lines = [list(line) for tongue, each in zip(self._tongues, facts, strict=True) for line in self._lines(tongue, each)]
-        done = deeds(incident)
         return {
             "version": 1, "id": f"{incident.id}/{key(alert)}", "kind": alert.kind, "incident": incident.id,
             "service": incident.service, "engine": incident.engine, "class": incident.class_,
             "urgency": incident.urgency.value, "title": {"en": title.en, "zh": title.zh},
             "headline": headline, "lines": lines, "text": plain(headline, lines),
-            "actions": [_line(text) for text in done.actions[-actions_kept:]], "gap_s": done.gap_s,
-            "advice": [tongue.of(line)[:text_limit] for tongue in self._tongues
-                       for line in story.advice(incident)[:advice_kept]],
+            "state": self._said([story.state(incident)]), "actions": self._said(_done(incident)),
+            "gap_s": None if story.gap(incident) is None else incident.down_s,
+            "advice": self._said(story.advice(incident)[:advice_kept]),
             "host": self.host, "at": iso(wall), "opened": iso(incident.wall_opened),
             "resolved": None if incident.wall_resolved is None else iso(incident.wall_resolved),
             "folder": facts[0]["folder"],
@@ -93,6 +128,9 @@ class Writer:
     def _tongues(self) -> tuple[Tongue, ...]:
         return TONGUES[self.language]
 
+    def _said(self, texts: Sequence[Text]) -> list[str]:
+        return [_line(tongue.of(text)) for tongue in self._tongues for text in texts]
+
     def _headline(self, tongue: Tongue, facts: Mapping[str, str]) -> str:
         own = self.templates.title
         form = {"resolved": tongue.over, "test": tongue.trial}.get(facts["code"], tongue.head)
@@ -104,27 +142,27 @@ class Writer:
             return
         if facts["code"] == "test":
             return
-        for name in ("cause", "human", "action", "gap", "next", "engine", "opened", "resolved", "folder"):
+        for name in ("cause", "state", "action", "gap", "next", "engine", "opened", "resolved", "folder"):
             if facts[name]:
                 yield tongue.labels[name], facts["who"] if name == "engine" else facts[name]
 
 
-def _facts(tongue: Tongue, kind: str, incident: Incident, title: Text, writer: Writer) -> dict[str, str]:
+def _facts(tongue: Tongue, kind: str, incident: Incident, writer: Writer) -> dict[str, str]:
     """Every name that a template may hold.  `code` and `who` are for our own."""
-    done = deeds(incident)
     trial_ = kind == "test"
     advice = [] if kind == "resolved" else [tongue.of(text) for text in story.advice(incident)[:advice_kept]]
+    gap = _gap(incident)
     opened, resolved = _time(incident.wall_opened), incident.wall_resolved
     return {name: _line(text) for name, text in {
         "code": kind, "kind": tongue.kinds.get(kind, kind), "urgency": tongue.urgencies[incident.urgency],
-        "title": tongue.test if trial_ else tongue.of(title), "class": incident.class_, "host": writer.host,
+        "title": tongue.test if trial_ else tongue.of(story.title(incident)), "class": incident.class_, "host": writer.host,
         "service": incident.service, "engine": incident.engine, "incident": incident.id,
         "who": tongue.engine.format(engine=incident.engine, service=incident.service),
         "cause": tongue.test if trial_ else f"{incident.class_}{tongue.colon}{incident.text}" if incident.text
                  else incident.class_,
-        "human": "" if kind == "resolved" else incident.page,
-        "action": "; ".join(done.actions[-actions_kept:]) or _plan(tongue, kind, incident),
-        "gap": _gap(tongue, done, incident),
+        "state": "" if trial_ else tongue.of(story.state(incident)), "human": "" if kind == "resolved" else incident.page,
+        "action": tongue.semicolon.join(map(tongue.of, _done(incident))) or _plan(tongue, kind, incident),
+        "gap": tongue.of(gap) if gap else "",
         "opened": opened,
         "resolved": "" if resolved is None else tongue.lasted.format(
             at=_time(resolved), lasted=_lasted(tongue, resolved - incident.wall_opened)),
@@ -138,14 +176,14 @@ def _plan(tongue: Tongue, kind: str, incident: Incident) -> str:
     return tongue.plans.get(entry.action, "") if entry and kind != "resolved" and not incident.page else ""
 
 
-def _gap(tongue: Tongue, done: Deeds, incident: Incident) -> str:
-    if done.down_at is not None and incident.wall_resolved is None:
-        return tongue.gap_goes_on.format(_time(incident.wall_opened + done.down_at - incident.opened_at))
-    if done.gap_s is None:
-        return ""
-    if not done.gap_s:
-        return "" if incident.wall_resolved is None else tongue.no_gap
-    return tongue.gap.format(done.gap_s)
+def _done(incident: Incident) -> list[Text]:
+    return [step.text for step in story.actions(incident)[-actions_kept:]]
+
+
+def _gap(incident: Incident) -> Text | None:
+    """That there was none is news only when all is over."""
+    silent = incident.wall_resolved is None and incident.down_at is None and incident.up_at is None
+    return None if silent else story.gap(incident)
 
 
 def _group_head(tongue: Tongue, payloads: Sequence[Payload], host: str) -> str:
