@@ -91,6 +91,53 @@ def test_what_a_daemon_could_not_deliver_goes_out_from_the_next_in_order(path):
     assert house.stop()
 
 
+@pytest.mark.parametrize(("spoil", "why"), [
+    (lambda payload: "{", "all of it: Invalid JSON: EOF while parsing an object at line 1 column 1"),
+    (lambda payload: "[1]", "all of it: Input should be an object"),
+    (lambda payload: None, "all of it: JSON input should be string, bytes or bytearray"),
+    (lambda payload: json.dumps(payload | {"urgency": "dire"}), "urgency: Input should be 'warning', 'critical' or 'page'"),
+    (lambda payload: json.dumps(payload | {"title": "GPU"}), "title: Input should be an object"),
+    (lambda payload: json.dumps(payload | {"lines": [["Cause"]]}), "lines.0.1: Field required"),
+    (lambda payload: json.dumps(payload | {"class": None}), "class: Input should be a valid string"),
+    (lambda payload: json.dumps({"version": 2, "text": "all is lost"}), "id: Field required"),
+])
+def test_what_no_version_of_ours_wrote_is_closed_with_a_reason_and_said_once(path, spoil, why):
+    leave(path, spoil)
+    receiver = Receiver()
+    house = House(path, receiver)
+    (line,) = house.said.wait("alert.given_up")
+    assert line["incident"] == incident(1).id and line["channel"] == "oncall"
+    assert line["why"] == f"what another version of the watchdog wrote can't be read: {why}"
+    assert receiver.got.get(timeout=5)["incident"] == incident(2).id    # the others are told
+    house.said.wait("alert.delivered")
+    assert house.stop() and receiver.got.empty()
+    house = House(path, receiver)
+    house.box.tell(Alert("opened", incident(3)))
+    house.said.wait("alert.delivered")
+    assert house.stop() and house.said.of("alert.given_up") == []
+
+
+def test_a_payload_of_a_later_version_that_holds_what_is_needed_is_told(path):
+    leave(path, lambda payload: json.dumps(payload | {"version": 2, "mood": "calm"}))
+    receiver = Receiver()
+    house = House(path, receiver)
+    assert receiver.got.get(timeout=5)["mood"] == "calm"
+    house.said.wait("alert.delivered", 2)
+    assert house.stop() and house.said.of("alert.given_up") == []
+
+
+def leave(path, spoil):
+    """What another daemon could not deliver: of two alerts the first is as `spoil` makes it."""
+    house = House(path, Receiver("oncall", *[Outcome(False, "HTTP 503")] * 1000))
+    for number in (1, 2):
+        house.box.tell(Alert("opened", incident(number)))
+    house.said.wait("alert.failed", 2)
+    payload = spoil(WRITER.payload(Alert("opened", incident(1)), WALL))
+    assert house.history.ask(lambda db: db.execute(
+        "UPDATE outbox SET payload = ? WHERE incident = ?", (payload, incident(1).id)).rowcount, 5) == 1
+    assert house.stop()
+
+
 def test_a_history_that_is_slow_to_open_does_not_hide_what_is_owed(path, monkeypatch):
     monkeypatch.setattr(ledger_module, "patience_s", 0.05)
     monkeypatch.setattr(outbox_module, "retry_s", 0.01)

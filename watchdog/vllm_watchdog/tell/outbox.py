@@ -20,6 +20,7 @@ from vllm_watchdog.tell.channel import Channel
 from vllm_watchdog.tell.desk import ChannelState, Desk, Patience
 from vllm_watchdog.tell.files import Say
 from vllm_watchdog.tell.ledger import Ledger, Letter
+from vllm_watchdog.tell.owed import untellable
 from vllm_watchdog.tell.payload import key
 
 alerts_waiting = 1_000      # to be written down
@@ -77,13 +78,24 @@ class Outbox:
         owed = None
         while not self._alerts.over:
             if owed is None and (owed := self._ledger.undelivered(names)) is not None:
-                self._hand_out(tuple(letter for letter in owed if (letter.channel, letter.key) not in told))
+                left = self._tellable(owed)
+                self._hand_out(tuple(letter for letter in left if (letter.channel, letter.key) not in told))
             alerts, _ = self._alerts.take(retry_s if owed is None else idle_s)
             letters = tuple(letter for alert in alerts for letter in self._letters(alert))
             if letters:
                 self._hand_out(self._ledger.add(letters))
             if owed is None:
                 told += [(letter.channel, letter.key) for letter in letters]
+
+    def _tellable(self, letters: tuple[Letter, ...]) -> tuple[Letter, ...]:
+        """What of an earlier daemon's letters can be told; the others are said, and are not owed any more."""
+        bad = {letter: why for letter in letters if (why := untellable(letter.payload))}
+        for letter, why in bad.items():
+            self._say("alert.given_up", channel=letter.channel, incident=letter.incident, kind=letter.kind, why=why,
+                      tries=letter.attempts)
+        if bad:
+            self._ledger.close(tuple(bad), "untellable")
+        return tuple(letter for letter in letters if letter not in bad)
 
     def _letters(self, alert: Alert) -> tuple[Letter, ...]:
         """One for each channel that wants to hear of so urgent an incident, as it never becomes less urgent again."""

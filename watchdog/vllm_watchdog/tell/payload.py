@@ -29,44 +29,6 @@ advice_kept = 3
 Payload = Mapping[str, Any]
 
 
-class _Title(TypedDict):
-    en: str
-    zh: str
-
-
-class _Told(TypedDict):
-    """What the channels read of a payload: whatever version wrote it, that much must be there."""
-
-    id: str
-    kind: str
-    incident: str
-    service: str
-    engine: str
-    urgency: Urgency
-    title: _Title
-    headline: str
-    lines: list[tuple[str, str]]
-    text: str
-    host: str
-    opened: str
-    resolved: str | None
-    folder: str
-
-
-_Told.__annotations__["class"] = str        # a word of Python's own
-_told = TypeAdapter(_Told)
-
-
-def untellable(payload: str) -> str:
-    """Why the JSON of another daemon can't be told; empty: it can."""
-    try:
-        _told.validate_json(payload)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class Templates:
     """`string.Template` texts with the names of `config_channels.NAMES`; empty: our own words."""
