@@ -206,7 +206,8 @@ def test_what_this_host_does_not_have_is_not_missing(bench: Bench) -> None:
 
 def test_a_disk_that_takes_nothing_is_told_and_never_a_crash(bench: Bench) -> None:
     bench.incidents.write_text("a file where the folder should be")
-    assert bench.dump(parts=(part("ps.txt"), part("b.txt"))).missing == ("ps.txt: File exists", "b.txt: File exists")
+    dumped = bench.dump(parts=(part("ps.txt"), part("b.txt")))
+    assert (dumped.folder, dumped.missing) == ("", ("everything: File exists",))
 
 
 def test_a_full_disk_is_told_part_by_part(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +215,9 @@ def test_a_full_disk_is_told_part_by_part(bench: Bench, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(bundle, "write", full)
-    missing = bench.dump(parts=(part("a.txt"), part("b.txt"))).missing
-    assert missing == tuple(f"{name}: No space left on device" for name in ("a.txt", "b.txt", "bundle.txt"))
+    dumped = bench.dump(parts=(part("a.txt"), part("b.txt")))
+    assert dumped.folder == "", "an empty folder is no bundle"
+    assert dumped.missing == tuple(f"{name}: No space left on device" for name in ("a.txt", "b.txt", "bundle.txt"))
 
 
 def test_a_second_dump_of_an_incident_goes_beside_the_first(bench: Bench) -> None:
@@ -236,7 +238,7 @@ def test_two_dumps_of_an_incident_at_once_do_not_mix(bench: Bench) -> None:
 
 def test_an_incident_keeps_no_endless_row_of_dumps(bench: Bench) -> None:
     (bench.incidents / INCIDENT / f"dump-{bundle.MOST_DUMPS}").mkdir(parents=True)
-    assert bench.dump(parts=(part("ps.txt"),)).missing == ("ps.txt: 20 bundles of this incident are kept already",)
+    assert bench.dump(parts=(part("ps.txt"),)).missing == ("everything: 20 bundles of this incident are kept already",)
 
 
 @pytest.mark.parametrize("incident", ["../x", "", "20261129T144157Z-a/b", "notes"])

@@ -94,6 +94,22 @@ def test_what_served_under_the_last_daemon_keeps_the_route_until_it_is_proved_no
     assert serving(after.world, service) is None
 
 
+def test_what_served_keeps_the_route_however_often_the_daemon_is_killed_and_if_it_is_missed_that_is_told() -> None:
+    scene = Scene(plan()).serve()
+    for at in (50.0, 50.3, 50.6):
+        scene = reborn(scene, at, survivor("primary#1"))
+        assert serving(scene.world, scene.world.services[0]) == "primary"
+    assert [incident.class_ for incident in reborn(scene, 50.9).world.incidents] == ["unexpected_exit"]
+
+
+def test_a_suspect_keeps_the_route_over_a_killed_daemon() -> None:
+    scene = Scene(plan()).serve()
+    engine = scene.engine()
+    scene.world = scene.world.with_engine(replace(engine, life=replace(engine.life, phase=Phase.SUSPECT)))
+    after = reborn(scene, 50.0, survivor("primary#1"))
+    assert serving(after.world, after.world.services[0]) == "primary"
+
+
 def test_what_was_loading_under_the_last_daemon_has_no_route_yet() -> None:
     after = reborn(Scene(plan()), 50.0, survivor("primary#1"))
     assert (after.engine().phase, serving(after.world, after.world.services[0])) == (Phase.LOADING, None)

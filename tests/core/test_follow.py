@@ -641,6 +641,35 @@ def test_a_stop_is_a_stop_for_a_standby_too() -> None:
 
 # -- recovery
 
+def test_a_lost_log_is_told_until_the_generation_ends_also_by_the_next_daemon() -> None:
+    scene = Scene(plan(backup=False))
+    scene.feed(e.Spawned(0.0, mark("primary#1"), 100, "/logs/primary.log: No space left on device"))
+    scene.ok()
+    scene.at(1000.0)
+    assert [incident.class_ for incident in scene.world.incidents] == ["log_lost"]
+    lives = e.Survivor(mark("primary#1"), 100, True, 1000.0)
+    scene = Scene(plan(backup=False), 1000.0, remembered(scene.world), (lives,))
+    scene.ok()
+    scene.at(2000.0)
+    assert [incident.class_ for incident in scene.world.incidents] == ["log_lost"]
+    scene.ask("restart", "primary")
+    scene.crash()
+    scene.serve()
+    scene.at(2031.0)
+    assert not scene.world.incidents
+
+
+def test_a_lost_log_of_one_service_is_nothing_to_another() -> None:
+    scene = Scene(Plan((EnginePlan("a", 1), EnginePlan("b", 2))))
+    scene.feed(e.Spawned(0.0, mark("a#1"), 100, "/logs/a.log: No space left on device"))
+    scene.ok("a")
+    scene.serve("b", 200)
+    scene.crash("b", 1.0)
+    scene.serve("b", 201)
+    scene.at(100.0)
+    assert [incident.service for incident in scene.world.incidents] == ["a"]
+
+
 def test_an_incident_ends_when_its_service_has_served_for_half_a_minute() -> None:
     scene = Scene(plan()).serve()
     scene.crash("primary", 10.0)

@@ -290,6 +290,26 @@ def test_a_snapshot_is_answered_when_it_is_written() -> None:
     assert scene.world.snapshots == ()
 
 
+@pytest.mark.parametrize(("missing", "why"), [
+    (("everything: 0.40 GiB free on the log disk",), "0.40 GiB free on the log disk"),
+    (("ps.txt: No space left on device", "bundle.txt: No space left on device"),
+     "ps.txt: No space left on device, bundle.txt: No space left on device"),
+])
+def test_a_snapshot_that_was_not_written_is_refused_with_the_reason(missing: tuple[str, ...], why: str) -> None:
+    scene = serving()
+    scene.snapshot()
+    scene.feed(e.Dumped(scene.now, M, "20261118T110640Z-primary-snapshot", "", missing))
+    assert scene.only(c.Answer) == c.Answer(7, False, f"nothing was written: {why}")
+
+
+def test_one_of_two_snapshots_that_was_not_written_is_told_with_the_other() -> None:
+    scene = Scene(Plan((EnginePlan("a", 1), EnginePlan("b", 2))))
+    scene.snapshot()
+    scene.feed(e.Dumped(scene.now, mark("a#1"), "20261118T110640Z-a-snapshot", "", ("everything: full",)))
+    scene.feed(e.Dumped(scene.now, mark("b#1"), "20261118T110640Z-b-snapshot", "logs/b"))
+    assert scene.only(c.Answer) == c.Answer(7, False, "nothing was written: full\nlogs/b")
+
+
 def test_a_snapshot_joins_the_open_incident() -> None:
     scene = serving()
     scene.crash()

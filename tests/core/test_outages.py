@@ -10,7 +10,6 @@ from vllm_watchdog.core import events as e
 from vllm_watchdog.core.failover import PLANNED_S
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.memory import EngineMemory, Memory
-from vllm_watchdog.core.outages import ROUTED
 from vllm_watchdog.core.plan import FailoverPlan, Standby, Thresholds
 from vllm_watchdog.core.policy import Phase
 
@@ -27,10 +26,6 @@ def down(scene: Scene) -> list[str]:
 
 def raised(scene: Scene) -> bool:
     return any(watch.class_ == "engine_down" and watch.raised for watch in scene.world.watches)
-
-
-def test_an_engine_that_is_suspected_still_has_the_route() -> None:
-    assert {Phase.SERVING, Phase.SUSPECT} == ROUTED
 
 
 def test_a_first_start_is_no_outage_however_long_it_takes() -> None:

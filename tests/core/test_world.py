@@ -10,7 +10,7 @@ from vllm_watchdog.core import events as e
 from vllm_watchdog.core.incidents import Urgency, opened
 from vllm_watchdog.core.plan import EnginePlan, Plan
 from vllm_watchdog.core.policy import Phase, State
-from vllm_watchdog.core.world import Engine, World, due_at, next_deadline, remembered
+from vllm_watchdog.core.world import Engine, World, due_at, next_deadline, remembered, routed
 
 WORLD = Scene(plan(gpus=(0,))).world
 
@@ -54,6 +54,16 @@ def test_a_changed_service_takes_the_place_of_the_old_one() -> None:
     scene = Scene(Plan((EnginePlan("a", 1), EnginePlan("b", 2))))
     changed = replace(scene.world.service("a"), since=5.0)
     assert [service.since for service in scene.world.with_service(changed).services] == [5.0, 0.0]
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_the_route_leads_to_what_serves_or_is_only_suspected_and_that_is_remembered(phase: Phase) -> None:
+    engine = replace(WORLD.engine("primary"), life=State(phase=phase))
+    adopted = replace(engine, ready_at=5.0)     # it served under the last daemon: only the first probe is out
+    for each, there in ((engine, phase in (Phase.SERVING, Phase.SUSPECT)),
+                        (adopted, phase in (Phase.SERVING, Phase.SUSPECT, Phase.LOADING))):
+        assert routed(each) is there
+        assert remembered(replace(WORLD, engines=(each,))).engines[0].served is there
 
 
 @pytest.mark.parametrize("phase", Phase)

@@ -90,15 +90,13 @@ class Evidence:
             folder = self._open(dump.incident)
         except OSError as error:
             why = error.strerror or str(error)
-            self._tell(dump, str(self._incidents / dump.incident), [f"{part.name}: {why}" for part in self._parts])
+            self._tell(dump, "", [f"everything: {why}"])
             return
         present, absent, missing = self._collect(dump, takings, folder)
         page = mask(_page(dump, present, absent, missing), secrets)
-        try:
-            bundle.write(folder, CONTENTS, page)
-        except OSError as error:
-            missing.append(f"{CONTENTS}: {error.strerror}")
-        self._tell(dump, str(folder), missing)
+        if why := self._write(folder, CONTENTS, page):
+            missing.append(f"{CONTENTS}: {why}")
+        self._tell(dump, str(folder) if present or not why else "", missing)
         self._close(dump.incident)
 
     def _low_disk(self) -> str:

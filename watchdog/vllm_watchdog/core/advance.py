@@ -74,6 +74,7 @@ def _spawned(turn: Turn, event: events.Spawned) -> None:
         turn.say("engine.spawned", engine=event.mark, pid=event.pid)
         if event.lost_log:
             text = f"{event.mark} runs without a log, its output is lost: {event.lost_log}"
+            turn.change(engine.name, unlogged=True)
             turn.symptom(engine.name, "log_lost", Urgency.WARNING, text)
         turn.sign(engine.name, Sign.SPAWNED)
 

@@ -125,6 +125,7 @@ def _take_over(turn: Turn, event: Booted, running: dict[str, Survivor | None], k
             adopted.add(survivor.mark)
             before = known.get(survivor.mark)
             _adopt(turn, name, survivor, before is not None and before.asleep)
+            turn.change(name, unlogged=before is not None and before.unlogged)
             if before is not None and before.served:
                 turn.change(name, ready_at=turn.at)     # it keeps the route while its first probe is out
     strays = sorted({survivor.mark for survivor in event.survivors} - adopted, key=str)

@@ -11,7 +11,7 @@ from vllm_watchdog.core.commands import Ask, Quit
 from vllm_watchdog.core.failover import Facts, Hint, Service, Side
 from vllm_watchdog.core.incidents import Incident, Urgency
 from vllm_watchdog.core.liveness import Life
-from vllm_watchdog.core.policy import Phase, Sign
+from vllm_watchdog.core.policy import HAS_CHILD, Phase, Sign
 from vllm_watchdog.core.readings import Metrics, Unknown
 from vllm_watchdog.core.sampled import GPUS_LOST, watches_of
 from vllm_watchdog.core.symptoms import Watch
@@ -240,13 +240,20 @@ def _still_blind(turn: Turn, incident: Incident) -> bool:
     return incident.service == HOST and lost and isinstance(turn.world.gpus, Unknown)
 
 
+def _unlogged(turn: Turn, incident: Incident) -> bool:
+    """Nothing clears that but the end of the generation: it will never open its log again."""
+    return any(engine.unlogged and engine.phase in HAS_CHILD for engine in turn.world.engines
+               if turn.service_of(engine.name) == incident.service)
+
+
 def _recovered(turn: Turn) -> None:
     """An incident ends when its service has served long enough and no symptom of it is left."""
     confirm_s = turn.world.plan.confirm_s
     for incident in turn.world.incidents:
         if incident.wall_resolved is not None:
             continue
-        left = any(watch.raised for watch in watches_of(turn.world, incident.service)) or _still_blind(turn, incident)
+        left = any(watch.raised for watch in watches_of(turn.world, incident.service))
+        left = left or _still_blind(turn, incident) or _unlogged(turn, incident)
         since = incident.touched_at
         if incident.service != HOST:
             service = turn.world.service(incident.service)

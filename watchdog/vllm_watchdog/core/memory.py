@@ -22,6 +22,7 @@ class EngineMemory:
     asleep: bool = False                # or on its way there or back
     served: bool = False                # when this was written, or failed since and no incident says so yet
     renewed_at: float = -inf            # last planned restart
+    unlogged: bool = False              # the output of this generation is lost
 
 
 @dataclass(frozen=True, slots=True)

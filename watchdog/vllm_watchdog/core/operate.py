@@ -36,17 +36,20 @@ def asked(turn: Turn, event: Asked) -> None:
 
 
 def written(turn: Turn, event: Dumped) -> None:
-    """A bundle is done: whoever waits for it, and for no other, is told where it lies and what it lacks."""
-    told = (event.folder or "nothing was written") + (f" (without {', '.join(event.missing)})" if event.missing else "")
+    """A bundle is over: whoever waits for it, and for no other, is told where it lies and what it lacks, or why not."""
+    lacks = ", ".join(event.missing)
+    told = event.folder + (f" (without {lacks})" if lacks else "") if event.folder else (
+        f"nothing was written: {lacks.removeprefix('everything: ')}")
     left = []
     for snapshot in turn.world.snapshots:
         if event.incident in snapshot.waiting:
             waiting = tuple(name for name in snapshot.waiting if name != event.incident)
-            snapshot = replace(snapshot, waiting=waiting, told=(*snapshot.told, told))
+            snapshot = replace(snapshot, waiting=waiting, told=(*snapshot.told, told),
+                               ok=snapshot.ok and bool(event.folder))
         if snapshot.waiting:
             left.append(snapshot)
         else:
-            turn.do(Answer(snapshot.ref, ok=True, text="\n".join(snapshot.told)))
+            turn.do(Answer(snapshot.ref, snapshot.ok, "\n".join(snapshot.told)))
     turn.world = replace(turn.world, snapshots=tuple(left))
 
 

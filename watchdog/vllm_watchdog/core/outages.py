@@ -10,12 +10,10 @@ from math import inf
 
 from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.incidents import Urgency
-from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.sampled import hold
 from vllm_watchdog.core.symptoms import Sighting
 from vllm_watchdog.core.turn import DOWN, Turn
-
-ROUTED = frozenset({Phase.SERVING, Phase.SUSPECT})      # a suspect may be busy: it keeps the route until it is judged
+from vllm_watchdog.core.world import ROUTED
 
 
 def watch(turn: Turn) -> None:

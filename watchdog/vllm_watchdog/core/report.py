@@ -10,12 +10,11 @@ from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.follow import JUDGED
 from vllm_watchdog.core.leaks import Growth
 from vllm_watchdog.core.lowering import Lowering
-from vllm_watchdog.core.outages import ROUTED
 from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
 from vllm_watchdog.core.turn import DAY_S
-from vllm_watchdog.core.world import Engine, World
+from vllm_watchdog.core.world import Engine, World, routed
 
 NO_PROCESS = Unknown(0.0, "no process")
 
@@ -62,10 +61,9 @@ def headline(world: World) -> str:
 
 
 def serving(world: World, service: Service) -> str | None:
-    """The engine that serves, None while nobody does.  What served under the last daemon does until proved otherwise."""
+    """The engine that serves, None while nobody does."""
     engine = world.engine(service.wanted)
-    adopted = engine.phase is Phase.LOADING and isfinite(engine.ready_at)
-    return engine.name if adopted or engine.phase in ROUTED else None
+    return engine.name if routed(engine) else None
 
 
 def _health(world: World, services: list[dict[str, Any]]) -> str:

@@ -17,6 +17,7 @@ from vllm_watchdog.core.readings import Gpu, Health, Host, Mark, Metrics, Tree, 
 from vllm_watchdog.core.symptoms import Counter, Watch
 
 NOT_YET = Unknown(0.0, "not sampled yet")
+ROUTED = frozenset({Phase.SERVING, Phase.SUSPECT})      # a suspect may be busy: it keeps the route until it is judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Engine:
     why: str = ""                       # the sentence that proves it
     dumped: bool = False                # this generation's evidence is taken
     bundles: int = 0                    # asked for of this generation, and not finished
+    unlogged: bool = False              # this generation's output is lost: it was started on a full disk
     adopted: bool = False               # an earlier daemon started this generation
     exit_code: int | None = None
     ended: Ended | None = None          # how this generation ended
@@ -73,11 +75,13 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An operator's question that is answered when its bundles are written: `waiting` for these, `told` of the others."""
+    """An operator's question that is answered when its bundles are over: `waiting` for these, `told` of the others; `ok`:
+    so far something was written of each."""
 
     ref: int
     waiting: tuple[str, ...]
     told: tuple[str, ...] = ()
+    ok: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,12 @@ class World:
         return gone and all(engine.phase in AT_REST | {Phase.WEDGED} for engine in self.engines)
 
 
+def routed(engine: Engine) -> bool:
+    """Can the route lead to it?  What served under the last daemon serves until proved otherwise."""
+    adopted = engine.phase is Phase.LOADING and engine.ready_at < inf
+    return adopted or engine.phase in ROUTED
+
+
 def due_at(world: World, engine: Engine) -> float:
     """When an engine's phase times out; never while `pause` suspends it."""
     suspended = world.paused and engine.phase in ONLY_WHEN_ACTIVE
@@ -176,8 +186,9 @@ def remembered(world: World) -> Memory:
                 held=(engine.life.doom or engine.blame) if engine.phase is Phase.HELD and not forgiven else "",
                 why=engine.why if engine.phase is Phase.HELD and not forgiven else "",
                 asleep=engine.phase in NAPPING,
-                served=engine.phase is Phase.SERVING or _untold(world, engine),
+                served=routed(engine) or _untold(world, engine),
                 renewed_at=engine.renewed_at,
+                unlogged=engine.unlogged,
             )
             for engine in world.engines
         ),
