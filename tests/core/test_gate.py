@@ -84,7 +84,7 @@ def test_what_a_sleeper_keeps_is_its_own_room() -> None:
     assert shortage(BACKUP, (card,), mark("backup#1")) == ()
     ((_, missing),) = shortage(BACKUP, (card,))
     assert missing == 2 * GIB
-    assert told(BACKUP, (card,)).startswith("GPU 0 lacks 2.0 GiB") and told(BACKUP, (card,), mark("backup#1")) == ""
+    assert told(BACKUP, (card,))[0].en.startswith("GPU 0 lacks 2.0 GiB") and told(BACKUP, (card,), mark("backup#1")) == ()
 
 
 @pytest.mark.parametrize(("one", "other", "shared"), [
@@ -132,7 +132,7 @@ def test_without_a_share_vllms_own_default_counts() -> None:
 
 def test_a_blind_sensor_is_no_shortage() -> None:
     assert shortage(PRIMARY, Unknown(0, "no driver")) == ()
-    assert told(PRIMARY, Unknown(0, "no driver")) == ""
+    assert told(PRIMARY, Unknown(0, "no driver")) == ()
 
 
 def test_others_on_its_cards_are_named_unless_they_are_small_or_its_own() -> None:
@@ -154,22 +154,24 @@ def test_holders_are_told_the_largest_first() -> None:
 
 def test_the_sentence_says_which_card_lacks_how_much_and_who_holds_it() -> None:
     card = gpu(60, (7, "python", None, 60))
-    assert told(PRIMARY, (card,)) == "GPU 0 lacks 11.0 GiB, held by PID 7 (python) 60.0 GiB"
+    (text,) = told(PRIMARY, (card,))
+    assert text.en == "GPU 0 lacks 11.0 GiB, held by PID 7 (python) 60.0 GiB"
+    assert text.zh == "GPU 0 还缺 11.0 GiB，占用者：PID 7 (python) 60.0 GiB"
 
 
 def test_the_sentence_names_five_holders_at_most() -> None:
     card = gpu(60, *((pid, "p", None, 9) for pid in range(1, 9)))
-    assert told(PRIMARY, (card,)).count("PID") == 5
+    assert told(PRIMARY, (card,))[0].en.count("PID") == 5
 
 
 def test_a_holder_that_the_driver_does_not_name_is_said() -> None:
-    assert told(PRIMARY, (gpu(60),)) == "GPU 0 lacks 11.0 GiB, held by a process that the driver does not name"
+    assert told(PRIMARY, (gpu(60),))[0].en == "GPU 0 lacks 11.0 GiB, held by a process that the driver does not name"
 
 
 def test_a_process_of_unknown_size_is_told_without_one() -> None:
     card = replace(gpu(60), processes=(GpuProcess(Holder(0, ""), None),))
-    assert "a process we may not look at 0.0 GiB" in told(PRIMARY, (card,))
+    assert "a process we may not look at 0.0 GiB" in told(PRIMARY, (card,))[0].en
 
 
 def test_a_card_with_room_is_not_told() -> None:
-    assert told(PRIMARY, (gpu(1),)) == ""
+    assert told(PRIMARY, (gpu(1),)) == ()

@@ -8,7 +8,7 @@ import pytest
 from vllm_watchdog.core import phrases, remedies
 from vllm_watchdog.core.catalog import Text
 from vllm_watchdog.core.failover import Hint
-from vllm_watchdog.core.phrases import BECAUSE, DEEDS, EVENTS, filled, worded
+from vllm_watchdog.core.phrases import BECAUSE, DEEDS, EVENTS, filled, joined, worded
 
 
 def texts() -> dict[str, Text]:
@@ -44,6 +44,11 @@ def test_a_sentence_in_a_blank_is_said_in_its_own_language() -> None:
     told = filled(DEEDS["failover"], leaving="primary", to="backup", because=BECAUSE["failures"])
     assert told.en == "failover from primary to backup, because it failed too often"
     assert told.zh == "故障切换：primary → backup，原因：多次失败"
+
+
+def test_several_sentences_are_one() -> None:
+    assert joined([Text("a", "甲"), Text("b", "乙")]) == Text("a; b", "甲；乙")
+    assert joined([]) == Text("", "")
 
 
 def test_an_event_becomes_a_sentence() -> None:

@@ -58,6 +58,13 @@ def test_an_incident_says_how_it_stands_in_every_state() -> None:
         assert wanted in story.state(incident).en
 
 
+def test_why_a_human_is_needed_is_told_in_chinese_too() -> None:
+    held = replace(one(urgency=Urgency.PAGE), page="primary is held", page_zh="primary 已停止重试", paged_for="primary")
+    assert story.state(held).zh == "未恢复，需要人工处理：primary 已停止重试。"
+    assert story.state(over(held)).zh == "服务已恢复，但 primary 仍需人工处理：primary 已停止重试。"
+    assert story.paged(replace(held, page_zh="")).zh == "primary is held", "an older daemon told it"
+
+
 def test_what_was_done_is_told_in_order_and_nothing_else() -> None:
     incident = noted(noted(one(), 1.0, "phase", "primary: serving -> dumping"), 2.0, "evidence", "logs/x", folder="logs/x")
     incident = noted(incident, 3.0, "failover", "primary -> backup", leaving="primary", to="backup", because="oom_again")

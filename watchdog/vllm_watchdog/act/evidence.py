@@ -94,9 +94,9 @@ class Evidence:
             return
         present, absent, missing = self._collect(dump, takings, folder)
         page = mask(_page(dump, present, absent, missing), secrets)
-        if why := self._write(folder, CONTENTS, page):
-            missing.append(f"{CONTENTS}: {why}")
-        self._tell(dump, str(folder) if present or not why else "", missing)
+        if lost := self._write(folder, CONTENTS, page):
+            missing.append(f"{CONTENTS}: {lost}")
+        self._tell(dump, str(folder) if present or not lost else "", missing)
         self._close(dump.incident)
 
     def _low_disk(self) -> str:

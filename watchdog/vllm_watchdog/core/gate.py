@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
+from vllm_watchdog.core import phrases as p
+from vllm_watchdog.core.catalog import Text
+from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.plan import EnginePlan, Standby
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, GpuProcess, Mark, Unknown
@@ -93,11 +96,11 @@ def holders(gpu: Gpu) -> tuple[GpuProcess, ...]:
     return tuple(sorted(gpu.processes, key=lambda row: -(row.used_bytes or 0)))
 
 
-def told(plan: EnginePlan, gpus: tuple[Gpu, ...] | Unknown, sleeper: Mark | None = None) -> str:
-    """One sentence: which card lacks how much, and who holds it; empty where nothing lacks."""
-    return "; ".join(
-        f"GPU {gpu.index} lacks {missing / 2**30:.1f} GiB, held by "
-        + (", ".join(f"{row.holder} {(row.used_bytes or 0) / 2**30:.1f} GiB" for row in holders(gpu)[:5])
-           or "a process that the driver does not name")
+def told(plan: EnginePlan, gpus: tuple[Gpu, ...] | Unknown, sleeper: Mark | None = None) -> tuple[Text, ...]:
+    """A sentence for each card that lacks memory: how much, and who holds it."""
+    return tuple(
+        filled(p.CARD_LACKS, gpu=gpu.index, lacks=f"{missing / 2**30:.1f}",
+               holders=", ".join(f"{row.holder} {(row.used_bytes or 0) / 2**30:.1f} GiB" for row in holders(gpu)[:5])
+               or p.NAMELESS)
         for gpu, missing in shortage(plan, gpus, sleeper)
     )

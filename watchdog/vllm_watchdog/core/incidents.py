@@ -82,6 +82,7 @@ class Incident:
     wall_resolved: float | None = None
     text: str = ""                      # the sentence that proves the cause
     page: str = ""                      # why only a human can help, empty while the watchdog still acts
+    page_zh: str = ""                   # the same in Chinese
     paged_for: str = ""                 # the engine that the page is about
     timeline: tuple[Entry, ...] = ()
     findings: tuple[Finding, ...] = ()

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm_watchdog.core.catalog import Text
@@ -70,6 +70,22 @@ DOWN = T("Not resolved: no engine serves since {time}; the watchdog is replacing
          "未恢复：{time} 起无引擎提供服务，watchdog 正在替换。")
 UP = T("An engine serves; resolved when it has stayed calm for a while.",
        "引擎正在提供服务；稳定一段时间后判定恢复。")
+
+# -- why only a human can help
+HELD_ALIKE = T("{engine} is held: another try would fail alike ({why})", "{engine} 已停止重试：再试也会同样失败（{why}）")
+HELD_OFTEN = T("{engine} is held: {failures} failures within {window} s, {budget} are allowed; the last was {blame}",
+               "{engine} 已停止重试：{window} 秒内失败 {failures} 次，最多允许 {budget} 次；最后一次是 {blame}")
+NO_START = T("{engine} can't be started: {why}", "{engine} 无法启动：{why}")
+NO_WAKE = T("{engine} can't be woken: {why}", "{engine} 无法唤醒：{why}")
+RIVAL_LEFT = T("{engine} still has processes", "{engine} 仍有进程")
+STRAY_LEFT = T("{engine} is not gone yet", "{engine} 尚未退出")
+NO_SAMPLE = T("no GPU sample has come", "没有 GPU 采样")
+CARD_LACKS = T("GPU {gpu} lacks {lacks} GiB, held by {holders}", "GPU {gpu} 还缺 {lacks} GiB，占用者：{holders}")
+NAMELESS = T("a process that the driver does not name", "驱动未给出名称的进程")
+UNKILLABLE = T("{engine} survived SIGKILL for {after} s (PID {pid}); no second engine is started on its GPUs; the driver "
+               "or a reboot must free them",
+               "{engine} 在 SIGKILL 后 {after} 秒仍未退出（PID {pid}）；"
+               "不会在其 GPU 上启动第二个引擎；需由驱动或重启主机释放")
 
 # -- what clients saw
 NEVER_DOWN = T("The service was never without an engine.", "服务未中断。")
@@ -222,6 +238,12 @@ def filled(text: Text, /, **blanks: Any) -> Text:
         return text.of(language).format_map(_Blanks(words))
 
     return Text(said("en"), said("zh"))
+
+
+def joined(texts: Iterable[Text]) -> Text:
+    """Several sentences as one."""
+    told = tuple(texts)
+    return Text("; ".join(text.en for text in told), "；".join(text.zh for text in told))
 
 
 def worded(name: str, fields: Mapping[str, Any]) -> Text | None:

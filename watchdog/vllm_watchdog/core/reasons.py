@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vllm_watchdog.core import gate
+from vllm_watchdog.core import phrases as p
+from vllm_watchdog.core.catalog import Text
+from vllm_watchdog.core.phrases import filled, joined
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.world import Engine, World
 
@@ -19,36 +22,42 @@ OVERDUE = {
 }
 
 
+def overdue(engine: Engine, at: float) -> tuple[str, str]:
+    """Class and sentence of an engine whose phase, one of OVERDUE, has lasted too long by `at`."""
+    class_, why = OVERDUE[engine.phase]
+    return class_, why.format(limits=engine.plan.limits, still=at - engine.pulse.sign_at)
 
-def exited(code: int) -> str:
+
+def ended(code: int | None) -> str:
+    """Of a generation that ended unasked; None: it was not our child."""
+    if code is None:
+        return "it is gone"
     return f"it was ended by signal {-code}, which we did not send" if code < 0 else f"it exited with code {code}"
 
 
-def _held(engine: Engine) -> tuple[str, str]:
+def _held(engine: Engine) -> tuple[str, Text]:
     limits = engine.plan.limits
     if engine.life.doom:
-        return engine.life.doom, f"{engine.name} is held: another try would fail alike ({engine.why})"
-    failures = len(engine.life.failures)
-    return "budget_spent", (f"{engine.name} is held: {failures} failures within {limits.window_s:.0f} s, "
-                            f"{limits.budget} are allowed; the last was {engine.blame}")
+        return engine.life.doom, filled(p.HELD_ALIKE, engine=engine.name, why=engine.why)
+    return "budget_spent", filled(p.HELD_OFTEN, engine=engine.name, failures=len(engine.life.failures),
+                                  window=f"{limits.window_s:.0f}", budget=limits.budget, blame=engine.blame)
 
 
-def _no_room(world: World, engine: Engine) -> tuple[str, str]:
+def _no_room(world: World, engine: Engine) -> tuple[str, Text]:
     others = gate.rivals(engine.plan, ((e.plan, e.phase) for e in world.engines))
     strays = gate.in_the_way(engine.plan, world.strays, world.plan.engines)
-    why = [f"{name} still has processes" for name in others] + [f"{mark} is not gone yet" for mark in strays]
-    if held := gate.told(engine.plan, world.gpus, engine.mark):
-        why.append(held)
-    doing = "woken" if engine.phase is Phase.ASLEEP else "started"
-    return "vram_held", f"{engine.name} can't be {doing}: " + ("; ".join(why) or "no GPU sample has come")
+    why = [filled(p.RIVAL_LEFT, engine=name) for name in others] + [filled(p.STRAY_LEFT, engine=mark) for mark in strays]
+    why += gate.told(engine.plan, world.gpus, engine.mark)
+    what = p.NO_WAKE if engine.phase is Phase.ASLEEP else p.NO_START
+    return "vram_held", filled(what, engine=engine.name, why=joined(why or [p.NO_SAMPLE]))
 
 
-def _wedged(engine: Engine) -> tuple[str, str]:
-    return "wedged", (f"{engine.mark} survived SIGKILL for {engine.plan.limits.kill_s:.0f} s (PID {engine.pid}); no second "
-                      "engine is started on its GPUs; the driver or a reboot must free them")
+def _wedged(engine: Engine) -> tuple[str, Text]:
+    return "wedged", filled(p.UNKILLABLE, engine=engine.mark, after=f"{engine.plan.limits.kill_s:.0f}", pid=engine.pid)
 
 
-PAGES: dict[Phase, Callable[[World, Engine], tuple[str, str]]] = {
+# Class and sentence of a page.
+PAGES: dict[Phase, Callable[[World, Engine], tuple[str, Text]]] = {
     Phase.HELD: lambda _, engine: _held(engine),
     Phase.RELEASING: _no_room,
     Phase.ASLEEP: _no_room,

@@ -14,7 +14,7 @@ from vllm_watchdog.core.case import Case
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.incidents import HOST, Ended, Flight, Incident, Urgency
 from vllm_watchdog.core.levels import CardLevels, Levels, gib
-from vllm_watchdog.core.phrases import filled
+from vllm_watchdog.core.phrases import filled, joined
 from vllm_watchdog.core.readings import InFlight, Wait
 
 NOTHING = Text("", "")
@@ -55,19 +55,28 @@ def state(incident: Incident) -> Text:
     """How it stands now, and whether somebody must do something."""
     if incident.class_ == "snapshot":
         return p.SNAPSHOT
-    page = incident.page.rstrip(".")
-    page = page if len(page) <= PAGE_SHOWN else f"{page[:PAGE_SHOWN]}…"
+    page = Text(_clipped(paged(incident).en), _clipped(paged(incident).zh))
     if incident.wall_resolved is not None:
         lasted = duration(incident.wall_resolved - incident.wall_opened)
-        text = p.RESOLVED_HELD if page else p.RESOLVED
+        text = p.RESOLVED_HELD if incident.page else p.RESOLVED
         return filled(text, lasted=lasted, engine=incident.paged_for, page=page)
     if _left(incident):
         return p.LEFT
-    if page:
+    if incident.page:
         return filled(p.NEEDED, page=page)
     if incident.down_at is not None:
         return filled(p.DOWN, time=clock(incident, incident.down_at))
     return p.WATCHED if incident.urgency is Urgency.WARNING or incident.service == HOST else p.UP
+
+
+def paged(incident: Incident) -> Text:
+    """Why only a human can help; empty while the watchdog still acts."""
+    return Text(incident.page, incident.page_zh or incident.page)
+
+
+def _clipped(text: str) -> str:
+    text = text.rstrip(".")
+    return text if len(text) <= PAGE_SHOWN else f"{text[:PAGE_SHOWN]}…"
 
 
 def _left(incident: Incident) -> bool:
@@ -173,7 +182,7 @@ def _card(card: CardLevels) -> tuple[Text, Text]:
     notes += [filled(p.OTHER_HOLDS, who=row.holder, gib="?" if row.used_bytes is None else gib(row.used_bytes))
               for row in card.others[:HOLDERS_SHOWN]]
     used = _plain(f"{gib(card.used)} / {gib(card.total)} ({share:.0%})")
-    return used, Text("; ".join(note.en for note in notes), "；".join(note.zh for note in notes))
+    return used, joined(notes)
 
 
 def _plain(text: str) -> Text:

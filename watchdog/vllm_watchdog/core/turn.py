@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from vllm_watchdog.core import incidents, policy, reasons, story
+from vllm_watchdog.core import incidents, policy, reasons, repeats, story
 from vllm_watchdog.core.blame import specificity
 from vllm_watchdog.core.commands import Alert, Command, Drain, Dump, Kill, Record, SampleGpus, Say, Sleep, Spawn, Term, Wake
 from vllm_watchdog.core.incidents import Flight, Incident, Urgency
@@ -22,11 +22,9 @@ from vllm_watchdog.core.verdict import Finding
 from vllm_watchdog.core.world import NOT_YET, Engine, World
 
 HOST = incidents.HOST
-DAY_S = 86400.0
 BUNDLE_S = 10.0     # a bundle is as finished as it is by then
 LOOK_S = 0.1        # how often the GPUs are sampled while an engine waits for their memory: it was back after 0.17-0.43 s
 OOMS = frozenset({"oom_runtime", "startup_oom"})
-OOM_RATE_S = 300.0
 DOWN = "engine_down"    # of a service, so it does not end with a process
 
 
@@ -58,7 +56,7 @@ class Turn:
         """Tell the policy of one engine what happened, and carry out its decision."""
         engine = self.world.engine(name)
         if sign is Sign.TIMEOUT and not engine.cause and engine.phase in reasons.OVERDUE:
-            class_, why = self._why_overdue(engine)
+            class_, why = reasons.overdue(engine, self.at)
             engine = self.change(name, cause=class_, why=why)
         event = policy.Event(self.at, sign, doom)
         life, actions = policy.step(engine.life, event, engine.plan.limits, f"{self.world.plan.seed}/{name}")
@@ -77,23 +75,18 @@ class Turn:
             self.note(engine.name, DEEDS[was, sign], str(engine.mark), engine=str(engine.mark))
         incident = self.world.incident(self.service_of(engine.name))
         if incident and incident.paged_for == engine.name:
-            self.world = self.world.with_incident(replace(incident, page="", paged_for=""))
-
-    def _why_overdue(self, engine: Engine) -> tuple[str, str]:
-        class_, why = reasons.OVERDUE[engine.phase]
-        return class_, why.format(limits=engine.plan.limits, still=self.at - engine.pulse.sign_at)
+            self.world = self.world.with_incident(replace(incident, page="", page_zh="", paged_for=""))
 
     def overdue(self, name: str) -> None:
         """A phase lasted too long, and `pause` keeps us from acting: tell it."""
         engine = self.world.engine(name)
         if engine.phase in reasons.OVERDUE:
-            self.fault(name, *self._why_overdue(engine))
+            self.fault(name, *reasons.overdue(engine, self.at))
 
     def _spawn(self, name: str) -> None:
         engine = self.world.engine(name)
         if engine.spawned_at < inf:         # a first start is no restart
-            recent = tuple(at for at in self.world.restarts if at > self.at - DAY_S)
-            self.world = replace(self.world, restarts=(*recent, self.at))
+            self.world = repeats.restarted(self.world)
         engine = Engine(
             plan=engine.plan, life=engine.life, generation=engine.generation + 1, since=self.at, spawned_at=self.at,
             active_at=self.at, pulse=Pulse(since=self.at), metrics=NOT_YET, ooms=engine.ooms,
@@ -156,10 +149,10 @@ class Turn:
     def page(self, name: str) -> None:
         engine = self.world.engine(name)
         class_, text = reasons.PAGES[engine.phase](self.world, engine)
-        incident = self.symptom(name, class_, Urgency.PAGE, text)
+        incident = self.symptom(name, class_, Urgency.PAGE, text.en)
         if engine.phase is Phase.HELD and engine.life.doom:
             incident = replace(incident, class_=class_, text=engine.why)    # what keeps it down is the cause now
-        self.world = self.world.with_incident(replace(incident, page=text, paged_for=name))
+        self.world = self.world.with_incident(replace(incident, page=text.en, page_zh=text.zh, paged_for=name))
 
     def send(self, kind: type[Kill] | type[Term] | type[Drain], name: str) -> None:
         self.do(kind(self.world.engine(name).mark))
@@ -181,7 +174,7 @@ class Turn:
     def blame(self, name: str) -> Incident:
         """The failure of this generation joins, or opens, the service's incident."""
         engine = self.world.engine(name)
-        why = engine.why or (reasons.exited(engine.exit_code) if engine.exit_code is not None else "it is gone")
+        why = engine.why or reasons.ended(engine.exit_code)
         self.change(name, cause=engine.blame, why=why)
         incident = self.symptom(name, engine.blame, Urgency.CRITICAL, why)
         self._count_failure(engine)
@@ -191,23 +184,13 @@ class Turn:
         return self.world.incident(incident.service) or incident
 
     def _count_failure(self, engine: Engine) -> None:
-        """A restart answers each failure; too many in a day are no accident.  An unplanned gap is an outage from now on."""
-        recent = tuple((mark, at) for mark, at in self.world.failed if at > self.at - DAY_S and mark != engine.mark)
-        self.world = replace(self.world, failed=(*recent, (engine.mark, self.at)))
-        count = sum(mark.engine == engine.name for mark, _ in self.world.failed)
-        if count > self.world.plan.thresholds.crash_loop:
-            text = f"{engine.name} failed {count} times within a day; a restart does not cure it"
+        """Too many in a day are no accident.  An unplanned gap is an outage from now on."""
+        self.world = repeats.failed(self.world, engine.mark)
+        if text := repeats.crash_loop(self.world, engine.name):
             self.symptom(engine.name, "crash_loop", Urgency.WARNING, text)
         service = self.world.service(engine.name)
         if service.wanted == engine.name:
             self.world = self.world.with_service(replace(service, excused_until=-inf))
-
-    def _count_ooms(self, name: str) -> None:
-        service, limit = self.service_of(name), self.world.plan.thresholds.oom_rate
-        count = sum(at > self.at - OOM_RATE_S for engine in self.world.engines
-                    if self.service_of(engine.name) == service for at in engine.ooms)
-        if count > limit:
-            self.symptom(name, "oom_rate", Urgency.WARNING, f"out of memory {count} times within {OOM_RATE_S:.0f} s")
 
     def symptom(self, name: str, class_: str, urgency: Urgency, text: str, findings: tuple[Finding, ...] = ()) -> Incident:
         """A symptom of an engine, or of the host, joins or opens the incident of its service."""
@@ -229,9 +212,8 @@ class Turn:
 
     def measured(self, incident: Incident, engine: Engine | None) -> Incident:
         """With the memory of this moment: of a dead engine the samples would show what it has given back."""
-        levels = levels_of(self.world, engine)
-        return replace(incident, levels=levels, args=engine.plan.args, port=engine.plan.port) if engine else replace(
-            incident, levels=levels)
+        incident = replace(incident, levels=levels_of(self.world, engine))
+        return replace(incident, args=engine.plan.args, port=engine.plan.port) if engine else incident
 
     def amend(self, name: str, change: Callable[[Incident], Incident]) -> None:
         """The service's incident as `change` makes it, if one is open."""
@@ -270,8 +252,8 @@ class Turn:
             recent = tuple(at for at in engine.ooms if at > self.at - engine.plan.limits.window_s)
             self.change(name, ooms=(*recent, self.at), oomed=True)
         self.symptom(name, class_, Urgency.CRITICAL, text, findings)
-        if class_ in OOMS:
-            self._count_ooms(name)
+        if class_ in OOMS and (often := repeats.oom_rate(self.world, self.service_of(name))):
+            self.symptom(name, "oom_rate", Urgency.WARNING, often)
         reason = class_ if doom else ""
         if not (self.world.paused and engine.phase in policy.ALIVE):
             self.sign(name, Sign.FAULT, doom=reason)

@@ -122,7 +122,8 @@ def _facts(tongue: Tongue, kind: str, incident: Incident, writer: Writer) -> dic
         "who": tongue.engine.format(engine=incident.engine, service=incident.service),
         "cause": tongue.test if trial_ else f"{incident.class_}{tongue.colon}{incident.text}" if incident.text
                  else incident.class_,
-        "state": "" if trial_ else tongue.of(story.state(incident)), "human": "" if kind == "resolved" else incident.page,
+        "state": "" if trial_ else tongue.of(story.state(incident)),
+        "human": "" if kind == "resolved" else tongue.of(story.paged(incident)),
         "action": tongue.semicolon.join(map(tongue.of, _done(incident))) or _plan(tongue, kind, incident),
         "gap": tongue.of(gap) if gap else "",
         "opened": opened,

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.core.scenes import Scene, mark, plan
+
+from vllm_watchdog.core.plan import EnginePlan, Plan, Thresholds
+from vllm_watchdog.core.repeats import DAY_S, crash_loop, failed, oom_rate, restarted
+from vllm_watchdog.core.world import World
+
+WORLD = Scene(plan()).world
+
+
+def at(world: World, instant: float) -> World:
+    return replace(world, at=instant)
+
+
+def test_restarts_are_kept_for_a_day() -> None:
+    world = restarted(at(restarted(at(WORLD, 5.0)), 10.0))
+    assert world.restarts == (5.0, 10.0)
+    assert restarted(at(world, DAY_S + 5.0)).restarts == (10.0, DAY_S + 5.0)
+
+
+def test_a_generation_fails_once_and_is_kept_for_a_day() -> None:
+    world = failed(at(failed(at(WORLD, 5.0), mark("primary#1")), 6.0), mark("primary#1"))
+    assert world.failed == ((mark("primary#1"), 6.0),)
+    world = failed(at(world, DAY_S + 6.0), mark("backup#1"))
+    assert world.failed == ((mark("backup#1"), DAY_S + 6.0),)
+
+
+def test_more_failures_of_one_engine_than_allowed_are_a_loop() -> None:
+    world = replace(WORLD, plan=replace(WORLD.plan, thresholds=Thresholds(crash_loop=2)))
+    for generation in (1, 2):
+        world = failed(failed(world, mark(f"primary#{generation}")), mark(f"backup#{generation}"))
+    assert crash_loop(world, "primary") == ""
+    world = failed(world, mark("primary#3"))
+    assert crash_loop(world, "primary") == "primary failed 3 times within a day; a restart does not cure it"
+    assert crash_loop(world, "backup") == ""
+
+
+def test_ooms_of_all_engines_of_a_service_count_for_five_minutes() -> None:
+    engines = (EnginePlan("a", 1), EnginePlan("b", 2, backup_for="a"), EnginePlan("c", 3))
+    world = at(Scene(Plan(engines, Thresholds(oom_rate=2))).world, 400.0)
+    for name, ooms in (("a", (100.0, 101.0)), ("b", (300.0,)), ("c", (399.0, 399.5))):
+        world = world.with_engine(replace(world.engine(name), ooms=ooms))
+    assert oom_rate(world, "a") == "", "the first is five minutes ago"
+    assert oom_rate(at(world, 399.9), "a") == "out of memory 3 times within 300 s"
+    assert oom_rate(world, "c") == ""

@@ -1,0 +1,39 @@
+"""What repeats: restarts and failures of a day, OOMs of minutes; more of them than allowed are a symptom of their own.
+
+A restart answers each failure by itself; only the count says that restarts do not cure it.  Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vllm_watchdog.core.readings import Mark
+from vllm_watchdog.core.world import World
+
+DAY_S = 86400.0
+OOM_RATE_S = 300.0
+
+
+def restarted(world: World) -> World:
+    """With one restart more, now."""
+    return replace(world, restarts=(*(at for at in world.restarts if at > world.at - DAY_S), world.at))
+
+
+def failed(world: World, failure: Mark) -> World:
+    """With one failure more, now; a generation fails once."""
+    recent = ((mark, at) for mark, at in world.failed if at > world.at - DAY_S and mark != failure)
+    return replace(world, failed=(*recent, (failure, world.at)))
+
+
+def crash_loop(world: World, name: str) -> str:
+    """Why the failures of an engine are no accident any more; empty while they may be."""
+    count = sum(mark.engine == name for mark, _ in world.failed)
+    loops = count > world.plan.thresholds.crash_loop
+    return f"{name} failed {count} times within a day; a restart does not cure it" if loops else ""
+
+
+def oom_rate(world: World, service: str) -> str:
+    """Why the OOMs of a service are too many, of all its engines together; empty while they are not."""
+    count = sum(at > world.at - OOM_RATE_S for engine in world.engines
+                if world.plan.service_of(engine.name) == service for at in engine.ooms)
+    return f"out of memory {count} times within {OOM_RATE_S:.0f} s" if count > world.plan.thresholds.oom_rate else ""
