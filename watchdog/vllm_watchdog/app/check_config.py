@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TextIO
 
 from vllm_watchdog.app.channels import unusable
-from vllm_watchdog.config import ConfigError, Launch, Settings, load, misspelt
+from vllm_watchdog.config import Settings
 from vllm_watchdog.config_channels import address
 from vllm_watchdog.config_levels import card_shares
+from vllm_watchdog.config_load import load, misspelt
+from vllm_watchdog.config_problems import ConfigError
 from vllm_watchdog.core.lowering import limit
 from vllm_watchdog.core.plan import Plan
-from vllm_watchdog.launch import masked, masked_env
+from vllm_watchdog.launch import Launch, masked, masked_env
 
 OK, BAD = 0, 2
 

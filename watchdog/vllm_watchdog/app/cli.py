@@ -40,7 +40,8 @@ def fail(text: str, code: int = 2) -> int:
 
 def _settings(options: argparse.Namespace) -> Any:
     """The settings, or an exit with one line a problem."""
-    from vllm_watchdog.config import ConfigError, load
+    from vllm_watchdog.config_load import load
+    from vllm_watchdog.config_problems import ConfigError
 
     try:
         return load(options.config)
@@ -50,7 +51,8 @@ def _settings(options: argparse.Namespace) -> Any:
 
 def _to_ask(options: argparse.Namespace) -> Any:
     """As much of the settings as it takes to ask the daemon, or to read what it wrote."""
-    from vllm_watchdog.config import ConfigError, load_to_ask
+    from vllm_watchdog.config_load import load_to_ask
+    from vllm_watchdog.config_problems import ConfigError
 
     try:
         return load_to_ask(options.config)
@@ -66,7 +68,7 @@ def _run(options: argparse.Namespace) -> int:
 
     settings = _settings(options)
     from vllm_watchdog.app.daemon import Daemon
-    from vllm_watchdog.config import load, misspelt
+    from vllm_watchdog.config_load import load, misspelt
 
     for line in misspelt():
         print(f"warning: {line}", file=sys.stderr)

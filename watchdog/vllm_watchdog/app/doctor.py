@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vllm_watchdog.app.vllm_of import Vllm, vllm_of
-from vllm_watchdog.config import ConfigError, Settings, load
+from vllm_watchdog.config import Settings
+from vllm_watchdog.config_load import load
+from vllm_watchdog.config_problems import ConfigError
 from vllm_watchdog.core.plan import Standby
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.proc import MarkIndex, instance_of, listeners, mark_of, title

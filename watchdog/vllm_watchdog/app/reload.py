@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_watchdog.app.announce import Announcer
-from vllm_watchdog.config import ConfigError, Settings
+from vllm_watchdog.config import Settings
+from vllm_watchdog.config_problems import ConfigError
 from vllm_watchdog.core.events import Survivor
 from vllm_watchdog.core.plan import Plan
 from vllm_watchdog.launch import Launch, fingerprint
