@@ -17,7 +17,6 @@ from vllm_watchdog import config_checks
 from vllm_watchdog.config_fields import Name
 from vllm_watchdog.config_levels import card_shares, levels, share_of
 from vllm_watchdog.config_sections import (
-    GIB,
     Alerts,
     Daemon,
     Engine,
@@ -30,7 +29,8 @@ from vllm_watchdog.config_sections import (
     Retention,
 )
 from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Standby, Thresholds
-from vllm_watchdog.gateway_plan import MIB, GatewayPlan
+from vllm_watchdog.core.units import GIB, MIB
+from vllm_watchdog.gateway_plan import GatewayPlan
 from vllm_watchdog.launch import UNSET, Arg, Launch, command_line, environment, most_at_once, served_names
 
 ROUTE_FILE = "route.json"       # in state_dir: the daemon writes it, the gateway reads it

@@ -7,8 +7,8 @@ import time
 from vllm_watchdog.app import channels
 from vllm_watchdog.config import Settings
 from vllm_watchdog.core.commands import Alert
+from vllm_watchdog.say import Say
 from vllm_watchdog.tell.desk import ChannelState
-from vllm_watchdog.tell.files import Say
 from vllm_watchdog.tell.history import History
 from vllm_watchdog.tell.ledger import Ledger
 from vllm_watchdog.tell.outbox import Outbox

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from vllm_watchdog import __version__
 from vllm_watchdog.act.evidence import Evidence
 from vllm_watchdog.act.hands import become_subreaper, keep_capabilities
-from vllm_watchdog.act.retention import DAY_S, Retention
+from vllm_watchdog.act.retention import Retention
 from vllm_watchdog.act.survey import survey
 from vllm_watchdog.app.alerting import Alerting
 from vllm_watchdog.app.announce import Announcer
@@ -36,11 +36,11 @@ from vllm_watchdog.app.samples import Sampler
 from vllm_watchdog.app.voice import Voice
 from vllm_watchdog.cgroup import Groups, NoGroupsError, claim
 from vllm_watchdog.config import ROUTE_FILE, Settings
-from vllm_watchdog.config_sections import GIB
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core.events import Booted, Event, HostSampled, Reloaded, StopAsked
 from vllm_watchdog.core.plan import Plan
 from vllm_watchdog.core.totals import Totals
+from vllm_watchdog.core.units import DAY_S, GIB
 from vllm_watchdog.core.world import World, remembered
 from vllm_watchdog.proc import MarkIndex, instance_of
 from vllm_watchdog.sense.gpu import GpuSense
