@@ -5,25 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.fakes.receivers import Server
+from tests.fakes.receivers import Server, says
 from tests.fakes.tell import Said, incident
 
 from vllm_watchdog.app.alerting import Alerting
 from vllm_watchdog.config import Settings
 from vllm_watchdog.core.commands import Alert
 from vllm_watchdog.tell.history import History
-
-
-def answer(code: int) -> Any:
-    def write(handler: Any) -> None:
-        handler.send_response(code)
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-
-    return write
 
 
 def settings(url: str) -> Settings:
@@ -40,7 +30,7 @@ def history(tmp_path: Path) -> Iterator[History]:
 
 def test_what_one_outbox_owes_the_next_one_delivers(history: History) -> None:
     said = Said()
-    deaf, good = Server(answer(503)), Server(answer(200))
+    deaf, good = Server(says(503)), Server(says(200))
     alerting = Alerting(settings(deaf.url), history, said)
     alerting.start()
     try:
