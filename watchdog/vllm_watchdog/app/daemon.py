@@ -174,7 +174,7 @@ class Daemon:
             Evidence(self._incidents_dir, self.engines.launches, settings.evidence, post, clock, self.instance,
                      floor_bytes=int(settings.thresholds.disk_free_gib * GIB * EVIDENCE_FLOOR),
                      open_incidents=self._open_incidents))
-        self.sampling = self._part(
+        self._part(
             Sampling(settings.daemon.sample_s, (self.gpus.wake, self.host.wake, self.engines.wake_probes)))
 
     def _open_incidents(self) -> frozenset[str]:
