@@ -134,7 +134,7 @@ def status(options: argparse.Namespace) -> int:
     from vllm_watchdog.app import status
     from vllm_watchdog.tell.client import Unreachable, call
 
-    socket = _settings(options).daemon.socket
+    socket = _to_ask(options).daemon.socket
 
     def asked() -> tuple[dict[str, Any], dict[str, Any]]:
         doc = call(socket, {"verb": "status"}, 5.0)
@@ -212,11 +212,12 @@ def events(options: argparse.Namespace) -> int:
 def logs(options: argparse.Namespace) -> int:
     from vllm_watchdog.app.show_log import show_log
 
-    settings = _settings(options)
-    launch = settings.launches().get(options.engine)
-    if launch is None:
-        return fail(f"no engine {options.engine!r} is configured; there are: {', '.join(settings.launches())}")
-    return show_log(launch.log_path, options.lines, options.follow, sys.stdout)
+    folder = _to_ask(options).daemon.log_dir
+    found = sorted(path.stem for path in folder.glob("*.log"))
+    if options.engine not in found:
+        return fail(f"{folder}: no log of {options.engine!r}; there are: "
+                    f"{', '.join(found) or 'none yet, or none that you may see'}")
+    return show_log(folder / f"{options.engine}.log", options.lines, options.follow, sys.stdout)
 
 
 def operate(options: argparse.Namespace) -> int:

@@ -210,8 +210,12 @@ class Reader:
         return samples.read(self._rows, name, now_wall, since)
 
     def _rows(self, query: str, *values: object) -> list[dict[str, Any]]:
-        if not self._path.exists():
+        try:
+            self._path.stat()
+        except FileNotFoundError:
             return []                   # nothing has happened yet
+        except OSError as error:
+            raise HistoryError(f"{self._path}: {error.strerror}, expected the history of llm-watchdog") from None
         try:
             db = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=busy_s)
             db.row_factory = sqlite3.Row
