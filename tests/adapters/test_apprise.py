@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.house import WRITER
-from tests.fakes.receivers import Server
+from tests.fakes.receivers import Server, says
 from tests.fakes.tell import WALL, incident
 
 from vllm_watchdog.core.commands import Alert
@@ -45,17 +45,6 @@ def serve():
 
 def channel(url, timeout_s=20.0):
     return AppriseChannel("oncall", url, Manners(together=True), timeout_s, lambda: WALL)
-
-
-def says(status, body=b"", **headers):
-    def answer(handler):
-        handler.send_response(status)
-        for name, value in headers.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-    return answer
 
 
 def test_a_message_goes_through_apprise_and_names_us(serve):

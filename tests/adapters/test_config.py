@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from vllm_watchdog.config import ConfigError, Settings, load, load_to_ask, misspelt
+from vllm_watchdog.config import Settings
 from vllm_watchdog.config_levels import SLEEPER as SLEEPER_SHARE
 from vllm_watchdog.config_levels import card_shares, levels, share_of
-from vllm_watchdog.config_problems import keys_at
+from vllm_watchdog.config_load import load, load_to_ask, misspelt
+from vllm_watchdog.config_problems import ConfigError, keys_at
 from vllm_watchdog.config_sections import Alerts, Channel, Engine, Templates
 from vllm_watchdog.config_sources import from_credentials
 from vllm_watchdog.core import plan as plan_module
@@ -711,7 +712,8 @@ def test_settings_do_not_show_their_secrets() -> None:
 
 NOBODY = """
 import os
-from vllm_watchdog.config import ConfigError, load
+from vllm_watchdog.config_load import load
+from vllm_watchdog.config_problems import ConfigError
 os.chdir("/")
 os.setuid(65534)
 try:

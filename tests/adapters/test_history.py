@@ -227,6 +227,12 @@ def test_a_file_that_is_no_history_is_one_sentence_to_a_reader(tmp_path):
         Reader(path).incidents()
 
 
+def test_a_history_that_cannot_be_looked_at_is_one_sentence_to_a_reader(tmp_path):
+    (tmp_path / "logs").write_text("a file: root could look into any folder")
+    with pytest.raises(HistoryError, match=r"history\.db: Not a directory, expected the history"):
+        Reader(tmp_path / "logs" / "history.db").incidents()
+
+
 def kept(path: Path, **limits: object) -> list[str]:
     """Ids that are left after a pruning, the newest first: five incidents a day apart, the second oldest still open."""
     db = history._open(path)

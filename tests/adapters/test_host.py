@@ -18,7 +18,7 @@ import pytest
 from vllm_watchdog import proc
 from vllm_watchdog.core.events import HostSampled
 from vllm_watchdog.core.readings import Host, Mark, Tree, Unknown
-from vllm_watchdog.sense import cgroup, host
+from vllm_watchdog.sense import host, memory_limit
 from vllm_watchdog.sense.host import HostSense
 
 MARK = Mark("primary", 2)
@@ -222,14 +222,14 @@ def test_the_tightest_limit_of_all_levels_counts_and_page_cache_is_left(tmp_path
     group(tmp_path / "a/b", memory_max="max\n")
     group(tmp_path / "a", memory_max="1000\n", memory_current="700\n", memory_stat="anon 500\ninactive_file 150\n")
     group(tmp_path, memory_max="5000\n", memory_current="4950\n", memory_stat="anon 5000\n")
-    assert cgroup.memory(tmp_path, member(tmp_path, "0::/a/b\n")) == (5000, 50)
+    assert memory_limit.memory(tmp_path, member(tmp_path, "0::/a/b\n")) == (5000, 50)
     group(tmp_path, memory_current="100\n")
-    assert cgroup.memory(tmp_path, member(tmp_path, "0::/a/b\n")) == (1000, 450)
+    assert memory_limit.memory(tmp_path, member(tmp_path, "0::/a/b\n")) == (1000, 450)
 
 
 def test_a_container_sees_its_limit_at_the_root_though_its_path_is_the_hosts(tmp_path: Path) -> None:
     group(tmp_path, memory_max="1000\n", memory_current="1200\n", memory_stat="inactive_file 0\n")
-    assert cgroup.memory(tmp_path, member(tmp_path, "0::/docker/not-here\n")) == (1000, 0)
+    assert memory_limit.memory(tmp_path, member(tmp_path, "0::/docker/not-here\n")) == (1000, 0)
 
 
 def test_the_first_version_is_read_where_it_is_mounted(tmp_path: Path) -> None:
@@ -237,9 +237,9 @@ def test_the_first_version_is_read_where_it_is_mounted(tmp_path: Path) -> None:
           memory_stat="total_inactive_file 100\n")
     group(tmp_path / "memory", memory_limit_in_bytes="9223372036854771712\n")
     line = member(tmp_path, "4:cpu,cpuacct:/x\n3:memory:/x\n")
-    assert cgroup.memory(tmp_path, line) == (1000, 800)
+    assert memory_limit.memory(tmp_path, line) == (1000, 800)
 
 
 def test_no_limit_is_none(tmp_path: Path) -> None:
-    assert cgroup.memory(tmp_path, member(tmp_path, "0::/\n")) is None
-    assert cgroup.memory(tmp_path, tmp_path / "gone") is None
+    assert memory_limit.memory(tmp_path, member(tmp_path, "0::/\n")) is None
+    assert memory_limit.memory(tmp_path, tmp_path / "gone") is None

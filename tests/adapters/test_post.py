@@ -10,7 +10,7 @@ from email.utils import formatdate
 
 import pytest
 from tests.fakes.house import WRITER, House
-from tests.fakes.receivers import Server
+from tests.fakes.receivers import Server, says
 from tests.fakes.tell import WALL, incident
 
 from vllm_watchdog.core.commands import Alert
@@ -34,17 +34,6 @@ def serve():
     yield start
     for server in servers:
         server.close()
-
-
-def says(status, body=b"ok", **headers):
-    def answer(handler):
-        handler.send_response(status)
-        for name, value in headers.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-    return answer
 
 
 def drips(first):

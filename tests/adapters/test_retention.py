@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 from tests.fakes.tell import Said
 
-from vllm_watchdog.act.retention import DAY_S, Retention
+from vllm_watchdog.act.retention import Retention
+from vllm_watchdog.core.units import DAY_S
 
 NOW = 1_795_000_000.0
 OPEN = "20261101T000000Z-primary-oom_runtime"

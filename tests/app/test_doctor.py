@@ -128,5 +128,10 @@ def test_the_vllm_of_a_command_is_found_without_importing_it(vllm: Path) -> None
     assert vllm_of((sys.executable, "-m", "x")) is None, "this Python has no vLLM"
 
 
+def test_a_command_that_may_not_be_read_tells_no_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: str(tmp_path))       # a folder: root could read any file
+    assert vllm_of(("vllm",)) is None
+
+
 def test_a_vllm_without_its_sources_condemns_no_flag(tmp_path: Path) -> None:
     assert Vllm("1", tmp_path).unknown(["--anything"]) == []

@@ -100,6 +100,12 @@ def test_an_uninstallation_leaves_what_is_the_administrators(tmp_path: Path) -> 
     assert "ran" not in told.getvalue()
 
 
+def test_a_file_that_cannot_be_removed_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / FILES[0].target).mkdir(parents=True)
+    with pytest.raises(InstallError, match=f"{FILES[0].target}: .*, expected to be root"):
+        uninstall(on(tmp_path)[0])
+
+
 @pytest.mark.parametrize("hidden", ["/root/venv/bin/llm-watchdog", "/home/me/bin/llm-watchdog", "/tmp/x/bin/llm-watchdog"])
 def test_a_program_that_services_cannot_see_is_refused(tmp_path: Path, hidden: str) -> None:
     with pytest.raises(InstallError, match=f"{hidden}: services can't see it there; install into /opt/llm-watchdog"):

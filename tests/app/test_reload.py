@@ -11,7 +11,8 @@ from tests.app.test_announce import Systemd
 
 from vllm_watchdog.app.announce import Announcer
 from vllm_watchdog.app.reload import Changes, Reload, changes
-from vllm_watchdog.config import Settings, load
+from vllm_watchdog.config import Settings
+from vllm_watchdog.config_load import load
 from vllm_watchdog.core.events import Survivor
 from vllm_watchdog.core.plan import Plan
 from vllm_watchdog.core.readings import Mark

@@ -51,6 +51,18 @@ class Server:
         self._server.server_close()
 
 
+def says(status: int, body: bytes = b"", **headers: str) -> Callable[[Any], None]:
+    """The same answer to everybody; `Retry_After` is the header Retry-After."""
+    def answer(handler: Any) -> None:
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+    return answer
+
+
 class Service:
     """One service: `check` says the error answer, or None where the message is taken."""
 

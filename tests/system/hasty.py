@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_watchdog.app.daemon import Daemon
-from vllm_watchdog.config import Settings, load
+from vllm_watchdog.config import Settings
+from vllm_watchdog.config_load import load
 from vllm_watchdog.core.plan import Plan
 
 

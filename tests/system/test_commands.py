@@ -34,6 +34,15 @@ def test_status_of_a_healthy_host_is_0(host: Watchdog) -> None:
     assert json.loads(host.cli("status", "--json").out)["health"] == "healthy"
 
 
+def test_whoever_only_asks_needs_no_secrets(host: Watchdog, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(host.config.read_text() + '\n[alerts.channels.ops]\ntype = "slack"\n')   # its url is a secret file
+    assert command("check-config", "--config", str(config)).code == 2
+    said = command("status", "--config", str(config))
+    assert said.code == 0 and said.out.startswith("HEALTHY")
+    assert command("logs", "one", "--config", str(config)).code == 0
+
+
 def test_a_second_daemon_on_the_same_state_is_refused_and_names_the_first(host: Watchdog) -> None:
     assert host.daemon
     said = host.cli("run")
@@ -127,7 +136,8 @@ def test_logs_mark_the_lines_that_are_findings(host: Watchdog) -> None:
     host.until(lambda: "CUDA out of memory" in (host.logs / "one.log").read_text("utf-8", "replace"), "no OOM in the log")
     said = host.cli("logs", "one", "-n", "300")
     assert said.code == 0 and "<== oom_runtime, restart" in said.out
-    assert host.cli("logs", "nobody").code == 2
+    missing = host.cli("logs", "nobody")
+    assert missing.code == 2 and "no log of 'nobody'; there are: one\n" in missing.err
 
 
 def test_replay_of_a_doctored_journal_prints_the_first_difference(host: Watchdog, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -125,6 +126,15 @@ def test_a_reader_that_is_too_far_behind_is_cut_off(site: Site, monkeypatch: pyt
         while part := link.recv(1 << 16):
             assert b"event: said" not in part
     assert site.get("/readyz").status == 200
+
+
+def test_what_waits_for_one_reader_is_bounded() -> None:
+    hub = stream.Hub(dict)
+    with hub.reader() as reader:
+        for number in range(stream.LINES * 3):
+            hub.said({"say": "x", "number": number})
+        assert len(reader.lines) == stream.LINES + 1
+        assert asyncio.run(hub.next(reader)) is None, "it has missed lines: it is cut off"
 
 
 def test_a_reader_that_takes_nothing_is_cut_off(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

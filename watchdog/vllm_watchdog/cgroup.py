@@ -13,19 +13,17 @@ from 254 on): an older one could not start the next daemon beside engines that l
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_watchdog.core.readings import Mark
+from vllm_watchdog.say import Say
 
 LEAF, BOOT = "daemon", "boot"
 CONTROLLERS = ("memory", "cpu")
 DELEGATED = ("user.delegate", "trusted.delegate")       # what systemd marks a delegated group with: from 251 on, and before
 LEAF_MEMORY = 128 << 20         # the daemon's own needs, spared when the host is short
 LEAF_WEIGHT = 1000              # against 100 of each engine: a daemon was seen without a processor for 25 s
-
-Say = Callable[..., None]
 
 
 class NoGroupsError(Exception):

@@ -14,9 +14,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from vllm_watchdog.config_channels import channel_url, minutes, template
 from vllm_watchdog.config_sources import Text
+from vllm_watchdog.core.units import DAY_S
 from vllm_watchdog.launch import Arg
-
-DAY_S = 86_400
 
 
 def _read(value: object) -> object:

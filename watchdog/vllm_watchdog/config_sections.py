@@ -12,7 +12,6 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from vllm_watchdog.config_channels import Kind
 from vllm_watchdog.config_fields import (
-    DAY_S,
     OFF,
     READ,
     Args,
@@ -42,11 +41,11 @@ from vllm_watchdog.config_fields import (
 )
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import Failback, FailoverPlan, Limits, Plan, Planned, Standby, Thresholds
-from vllm_watchdog.gateway_plan import MIB, GatewayPlan
+from vllm_watchdog.core.units import DAY_S, GIB, MIB
+from vllm_watchdog.gateway_plan import GatewayPlan
 
 GATE = GatewayPlan(host="", port=0, control=Path(), route_file=Path())
 LIMITS, LEVELS, FAILOVER, PLAN = Limits(), Thresholds(), FailoverPlan(), Plan()
-GIB = 1 << 30
 
 
 class Daemon(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-MIB = 1 << 20
+from vllm_watchdog.core.units import MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from vllm_watchdog.act.parts import NAMES, PARTS, AbsentError, Context, Part, Sc
 from vllm_watchdog.config_sections import Evidence as Limits
 from vllm_watchdog.core.commands import Dump
 from vllm_watchdog.core.events import Dumped
+from vllm_watchdog.core.units import GIB
 from vllm_watchdog.launch import Launch
 
 __all__ = ["Context", "Evidence"]
@@ -29,7 +30,6 @@ AT_ONCE = 4  # bundles in progress; with more, a disk or a driver hangs and anot
 STUCK = 4  # threads of one part that never came back, before it is given up
 SHARE = 0.9  # of the deadline for the parts; the rest is for writing the page about them
 CONTENTS = "bundle.txt"
-GIB = 1 << 30
 
 Takings = queue.SimpleQueue[tuple[str, str | Exception]]  # a part's name with its text, or with what went wrong
 

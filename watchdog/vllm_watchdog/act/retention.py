@@ -14,21 +14,21 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from vllm_watchdog.act.bundle import INCIDENT
+from vllm_watchdog.core.units import DAY_S
+from vllm_watchdog.say import Say
 
 SWEEP_S = 3600.0
-DAY_S = 86400.0
 ROTATED = re.compile(r"[\w-]+\.log\.\d+|[\w.]+\.corrupt-\w+")
 JOURNAL = re.compile(r"\d{4}-\d\d-\d\d(\.\d+)?\.jsonl")
 
 
 class Retention:
-    """`open_incidents`: ids of those that are not over.  `say`: as everywhere, a dotted name and its figures."""
+    """`open_incidents`: ids of those that are not over."""
 
     def __init__(self, logs: Path, days: float, wall: Callable[[], float], open_incidents: Callable[[], frozenset[str]],
-                 say: Callable[..., Any]) -> None:
+                 say: Say) -> None:
         self._logs, self._days, self._wall = logs, days, wall
         self._open_incidents, self._say = open_incidents, say
         self._one_at_a_time = threading.Lock()

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TextIO
 
 from vllm_watchdog.app.channels import unusable
-from vllm_watchdog.config import ConfigError, Launch, Settings, load, misspelt
+from vllm_watchdog.config import Settings
 from vllm_watchdog.config_channels import address
 from vllm_watchdog.config_levels import card_shares
+from vllm_watchdog.config_load import load, misspelt
+from vllm_watchdog.config_problems import ConfigError
 from vllm_watchdog.core.lowering import limit
 from vllm_watchdog.core.plan import Plan
-from vllm_watchdog.launch import masked, masked_env
+from vllm_watchdog.core.units import GIB
+from vllm_watchdog.launch import Launch, masked, masked_env
 
 OK, BAD = 0, 2
 
@@ -73,10 +76,10 @@ def _thresholds(plan: Plan) -> Iterator[str]:
     if levels.leak_within_s:
         yield f"a leak: warn when its limit would be met within {levels.leak_within_s / 3600:g} h"
     if levels.rss_bytes is not None:
-        yield f"RSS of an engine: warn at {levels.rss_bytes / 2**30:g} GiB"
+        yield f"RSS of an engine: warn at {levels.rss_bytes / GIB:g} GiB"
     if levels.rss_slope_mib_per_min is not None:
         yield f"RSS of an engine: warn when it grows by {levels.rss_slope_mib_per_min:g} MiB a minute"
-    yield f"disk of the logs: warn under {levels.disk_free_bytes / 2**30:g} GiB free"
+    yield f"disk of the logs: warn under {levels.disk_free_bytes / GIB:g} GiB free"
 
 
 def _lowering(plan: Plan) -> Iterator[str]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from vllm_watchdog.app.show import worded
-from vllm_watchdog.tell.journal import iso
+from vllm_watchdog.core.units import iso
 
 CRIT, ERR, WARNING, NOTICE, INFO = 2, 3, 4, 5, 6     # syslog(3)
 BY_URGENCY = {"page": CRIT, "critical": ERR, "warning": WARNING}

@@ -5,13 +5,11 @@ The only file that knows every module.  What blocks runs in the adapters' own th
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,30 +18,29 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm_watchdog import __version__
-from vllm_watchdog.act.evidence import Context, Evidence
+from vllm_watchdog.act.evidence import Evidence
 from vllm_watchdog.act.hands import become_subreaper, keep_capabilities
-from vllm_watchdog.act.retention import DAY_S, Retention
+from vllm_watchdog.act.retention import Retention
 from vllm_watchdog.act.survey import survey
-from vllm_watchdog.app import channels
+from vllm_watchdog.app.alerting import Alerting
 from vllm_watchdog.app.announce import Announcer
 from vllm_watchdog.app.clock import Sampling
 from vllm_watchdog.app.console import Console, journald
+from vllm_watchdog.app.document import context, document
 from vllm_watchdog.app.engines import Engines
+from vllm_watchdog.app.gateway_link import GatewayLink, heard
 from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
 from vllm_watchdog.app.recall import recalled
 from vllm_watchdog.app.reload import Reload
-from vllm_watchdog.app.route import route
 from vllm_watchdog.app.samples import Sampler
+from vllm_watchdog.app.voice import Voice
 from vllm_watchdog.cgroup import Groups, NoGroupsError, claim
 from vllm_watchdog.config import ROUTE_FILE, Settings
-from vllm_watchdog.config_sections import GIB
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core.events import Booted, Event, HostSampled, Reloaded, StopAsked
 from vllm_watchdog.core.plan import Plan
-from vllm_watchdog.core.policy import Phase
-from vllm_watchdog.core.report import report
-from vllm_watchdog.core.schema import CODEC
-from vllm_watchdog.core.totals import Totals, told
+from vllm_watchdog.core.totals import Totals
+from vllm_watchdog.core.units import DAY_S, GIB
 from vllm_watchdog.core.world import World, remembered
 from vllm_watchdog.proc import MarkIndex, instance_of
 from vllm_watchdog.sense.gpu import GpuSense
@@ -52,9 +49,7 @@ from vllm_watchdog.sense.kernel import KernelSense
 from vllm_watchdog.tell.control import ROUTE, Control
 from vllm_watchdog.tell.history import History, Reader
 from vllm_watchdog.tell.journal import Journal
-from vllm_watchdog.tell.ledger import Ledger
 from vllm_watchdog.tell.lock import Lock
-from vllm_watchdog.tell.outbox import Outbox
 from vllm_watchdog.tell.page import Pages
 from vllm_watchdog.tell.samples import Samples
 from vllm_watchdog.tell.store import Store, load
@@ -87,10 +82,7 @@ class Daemon:
         self._shown: tuple[World, Totals] = (World(), Totals())
         self._lag_s = 0.0
         self._profiles = {name: settings.profile(name) for name in settings.engines}
-        self._outcomes: Counter[str] = Counter()
         self._saved: Any = None
-        self._alerts = settings.alerts
-        self._routed: list[dict[str, Any]] = []
         self._parts: list[Part] = []
         self._tell()
         self.groups = self._claim()
@@ -98,7 +90,7 @@ class Daemon:
         self._act()
         self._execute: dict[type[c.Command], Callable[[Any], None]] = self.engines.do | {
             c.SampleGpus: lambda _: self.gpus.wake(asked=True),
-            c.Dump: lambda command: self.evidence.do(command, self._context(command)),
+            c.Dump: lambda command: self.evidence.do(command, context(self.world, command.mark, self.sampler.rows())),
             c.Record: self._record,
             c.Alert: self._alert, c.Answer: self.control.answer, c.Say: self._decided, c.Quit: lambda _: None,
         }
@@ -120,34 +112,33 @@ class Daemon:
         daemon = self.settings.daemon
         self.notifier = Notifier.from_environ(os.environ)
         self.announcer = Announcer(self.notifier, daemon.ready, time.monotonic)
-        self._console = Console(journald())
+        self.voice = Voice(Console(journald()).line)
         self.journal: Journal = self._part(Journal(
-            daemon.log_dir / "journal", time.monotonic, time.time, tap=self._tap,
+            daemon.log_dir / "journal", time.monotonic, time.time, tap=self.voice.line,
             total_bytes=int(self.settings.retention.journal_gib * GIB)))
         self.route: Store = self._part(Store(daemon.state_dir / ROUTE_FILE, time.monotonic, self.say))
         retention = self.settings.retention
         self.history: History = self._part(History(
             daemon.log_dir / "history.db", time.monotonic, time.time, self.say, keep_s=retention.days * DAY_S))
         self.samples: Samples = self._part(Samples(self.history.do))
-        self.outbox: Outbox = self._part(self._outbox(self.settings))
+        self.alerting: Alerting = self._part(Alerting(self.settings, self.history, self.say))
         self.reload = Reload(
             self.settings, self._again, lambda: self.world.plan, self._apply, self.announcer, self.say)
         self.pages: Pages = self._part(Pages(self._incidents_dir, time.monotonic, self.say, os.uname().nodename))
         self.store: Store = self._part(Store(
-            daemon.state_dir / "state.json", time.monotonic, self.say, first=lambda: self.outbox.written(WRITTEN_S)))
+            daemon.state_dir / "state.json", time.monotonic, self.say, first=lambda: self.alerting.written(WRITTEN_S)))
         self.reader = reader = Reader(daemon.log_dir / "history.db")
         self.control: Control = self._part(Control(
             daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
-            self._hear, self.reload, lambda: self.samples.recent(time.time())))
+            lambda said: self.inbox.put(heard(said, time.monotonic())), self.reload,
+            lambda: self.samples.recent(time.time())))
+        self.voice.listeners.append(self.control.publish)
         self.web: Web | None = None
         if daemon.port:
             from vllm_watchdog.app import page  # `llm-watchdog events` need not wait for a web server
 
-            self.web = self._part(page.web(self.settings, self.control, self.report, self.samples, self.say))
-
-    def _outbox(self, settings: Settings) -> Outbox:
-        return Outbox(channels.channels(settings), Ledger(self.history), channels.writer(settings),
-                      time.monotonic, time.time, self.say)
+            self.web = page.web(self.settings, self.control, self.report, self.samples, self.say)
+            self.voice.listeners.append(self._part(self.web).said)
 
     def _claim(self) -> Groups | None:
         """Control groups for the engines; without them marks alone tell who is ours, and that is said once."""
@@ -177,11 +168,13 @@ class Daemon:
         self.engines = Engines(
             settings.launches(), self.instance, settings.daemon.state_dir, self.groups, self.retention.make_room, post,
             self._part, lambda: self.world, self.reload.start_of)
+        self.gateway = GatewayLink(
+            self.engines.launches, lambda route: self.control.publish(route, ROUTE), self.route.save)
         self.evidence: Evidence = self._part(
             Evidence(self._incidents_dir, self.engines.launches, settings.evidence, post, clock, self.instance,
                      floor_bytes=int(settings.thresholds.disk_free_gib * GIB * EVIDENCE_FLOOR),
                      open_incidents=self._open_incidents))
-        self.sampling = self._part(
+        self._part(
             Sampling(settings.daemon.sample_s, (self.gpus.wake, self.host.wake, self.engines.wake_probes)))
 
     def _open_incidents(self) -> frozenset[str]:
@@ -249,51 +242,19 @@ class Daemon:
         if (memory := remembered(world)) != self._saved:
             self._saved = memory
             self.store.save(memory)
-        if (routed := route(world, self.engines.launches)) != self._routed:
-            self._routed = routed
-            document = {"version": int(time.time() * 1000), "services": routed}
-            self.control.publish(document, ROUTE)
-            self.route.save(document)
+        self.gateway.publish(world)
         self.announcer.publish(world)
-
-    def _hear(self, said: dict[str, Any]) -> None:
-        """The gateway's words.  Raises ValueError for what can't be read."""
-        if said["verb"] == "waited":
-            service = said.get("service")
-            wait = {key: value for key, value in said.items() if key not in ("verb", "service")}
-            event = {"_": "Waited", "at": time.monotonic(), "service": service, "wait": {"_": "Wait"} | wait}
-            self.inbox.put(CODEC.decode(event))
-        else:
-            self.inbox.put(self._casualties(said))
-
-    def _casualties(self, said: dict[str, Any]) -> Event:
-        requests = said.get("requests")
-        if not isinstance(requests, list) or not all(isinstance(each, dict) for each in requests):
-            raise ValueError("requests: expected a list of objects")
-        event: Event = CODEC.decode({
-            "_": "Casualties", "at": time.monotonic(), "in_flight": said.get("in_flight"),
-            "mark": {"_": "Mark", "engine": said.get("engine"), "generation": said.get("generation")},
-            "requests": [{"_": "InFlight"} | each for each in requests],
-        })
-        return event
 
     def report(self) -> dict[str, Any]:
         """The status document: page, API, metrics and command line show this and nothing else."""
         world, totals = self._shown
-        document = report(world)
-        for engine in document["engines"]:
-            name = engine["name"]
-            engine["profile"] = self._profiles.get(name, {})
-            if engine["phase"] == Phase.LOADING:
-                engine["loading"] = {"stage": self.engines.stage(name), "about_s": totals.loads.get(name)}
-        return document | {
-            "alerts": [asdict(state) for state in self.outbox.states()],
+        return document(world, totals, self._profiles, self.engines.stage) | {
+            "alerts": [asdict(state) for state in self.alerting.states()],
             "pid": os.getpid(),
-            "totals": told(totals, world.wall_offset),
             "daemon": {
                 "version": __version__, "host": os.uname().nodename, "started": round(self.started, 3),
                 "lag_s": round(self._lag_s, 6), "queues": {"inbox": self.inbox.qsize()},
-                "lost": {"journal": self.journal.lost, "history": self.history.lost}, "alerts": dict(self._outcomes),
+                "lost": {"journal": self.journal.lost, "history": self.history.lost}, "alerts": dict(self.voice.alerts),
                 "log_dir": str(self.settings.daemon.log_dir), "operable": self.settings.daemon.token is not None,
             },
             "memory_limited": bool(self.groups and self.groups.memory),
@@ -306,21 +267,16 @@ class Daemon:
 
     def _alert(self, command: c.Alert) -> None:
         incident = command.incident
-        self.outbox.tell(command)
+        self.alerting.tell(command)
         if command.kind != "resolved":      # which the core says itself
             self.say(f"incident.{command.kind}", incident=incident.id, urgency=incident.urgency, class_=incident.class_,
                      text=incident.page or incident.text)
 
     def _apply(self, settings: Settings, plan: Plan) -> None:
-        """In the thread of whoever asked.  A channel that is no more loses nothing that another one owes."""
+        """In the thread of whoever asked."""
         self.inbox.put(Reloaded(time.monotonic(), plan))
         self.evidence.limits = settings.evidence
-        if settings.alerts != self._alerts:
-            old, self.outbox = self.outbox, self._outbox(settings)
-            self._alerts = settings.alerts
-            self._parts[self._parts.index(old)] = self.outbox
-            old.stop(LEAVE_S)       # what it has not delivered is in the history, where the new one finds it
-            self.outbox.start()
+        self.alerting.change(settings)
 
     # -- samples, journal, log
 
@@ -329,16 +285,6 @@ class Daemon:
         if isinstance(event, HostSampled):
             self.samples.take(self.sampler.take(self.world))
 
-    def _context(self, command: c.Dump) -> Context:
-        mark = command.mark
-        engine = self.world.engine(mark.engine) if mark and mark.engine in self.engines.launches else None
-        tree = engine.tree if engine and engine.mark == mark else None
-        return Context(
-            report=json.dumps(report(self.world), indent=1, ensure_ascii=False),
-            samples=self.sampler.rows(),
-            pids=tuple(process.pid for process in tree.processes) if tree else (),
-        )
-
     def _decided(self, command: c.Say) -> None:
         fields = dict(command.fields)
         self.journal.write({"at": round(self.world.at, 6), "say": command.name, "decided": True} | fields)
@@ -346,14 +292,3 @@ class Daemon:
     def say(self, name: str, /, **fields: str | float) -> None:
         """What an adapter has to say for itself."""
         self.journal.say(name, **fields)
-
-    def _tap(self, line: dict[str, Any]) -> None:
-        """Every journal line that is in words also goes to standard error, and to whoever follows `events`."""
-        if "say" not in line:
-            return
-        if (name := line["say"]).startswith("alert."):
-            self._outcomes[name.removeprefix("alert.")] += 1
-        self.control.publish(line)
-        if self.web:
-            self.web.said(line)
-        self._console.line(line)

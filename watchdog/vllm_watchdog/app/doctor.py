@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vllm_watchdog.app.vllm_of import Vllm, vllm_of
-from vllm_watchdog.config import ConfigError, Settings, load
+from vllm_watchdog.config import Settings
+from vllm_watchdog.config_load import load
+from vllm_watchdog.config_problems import ConfigError
 from vllm_watchdog.core.plan import Standby
 from vllm_watchdog.core.readings import Mark
+from vllm_watchdog.core.units import GIB
 from vllm_watchdog.proc import MarkIndex, instance_of, listeners, mark_of, title
 from vllm_watchdog.sense.gpu import START_S, DiedError, Helper
 from vllm_watchdog.sense.kernel import open_kmsg
 from vllm_watchdog.tell.client import Unreachable, call
 
-GIB = 1 << 30
 ASK_S = 5.0
 PASSED = ("--host", "--port", "--model")     # by the watchdog, and known since the first vLLM
 OUR_SYSTEMD = 254       # DelegateSubgroup=, without which no engine's memory is limited

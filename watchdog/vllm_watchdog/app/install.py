@@ -119,12 +119,19 @@ def uninstall(host: Host) -> None:
         if file.ours and path.exists():
             host.say("removed", "would remove", str(path))
             if not host.dry_run:
-                path.unlink()
-                with suppress(OSError):     # an administrator's own drop-ins keep their folder
-                    path.parent.rmdir()
+                _remove(path)
     if present:
         host.run("systemctl", "daemon-reload")
     print(LEFT, file=host.out)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError as error:
+        raise InstallError(f"{path}: {error.strerror}, expected to be root") from None
+    with suppress(OSError):     # an administrator's own drop-ins keep their folder
+        path.parent.rmdir()
 
 
 def _put(host: Host, file: File, program: Path) -> None:

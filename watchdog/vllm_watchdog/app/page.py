@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from vllm_watchdog.config import Settings
+from vllm_watchdog.say import Say
 from vllm_watchdog.tell.control import Control
-from vllm_watchdog.tell.files import Say
 from vllm_watchdog.tell.history import HistoryError, Reader
 from vllm_watchdog.tell.samples import RECENT, Samples
 from vllm_watchdog.web.api import Sources, Unavailable

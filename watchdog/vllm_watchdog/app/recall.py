@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vllm_watchdog.core.memory import Memory
-from vllm_watchdog.tell.files import Say
+from vllm_watchdog.say import Say
 from vllm_watchdog.tell.history import HistoryError, Reader
 
 

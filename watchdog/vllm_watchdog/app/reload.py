@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_watchdog.app.announce import Announcer
-from vllm_watchdog.config import ConfigError, Settings
+from vllm_watchdog.config import Settings
+from vllm_watchdog.config_problems import ConfigError
 from vllm_watchdog.core.events import Survivor
 from vllm_watchdog.core.plan import Plan
 from vllm_watchdog.launch import Launch, fingerprint
-from vllm_watchdog.tell.files import Say
+from vllm_watchdog.say import Say
 
 # Of an engine: what its process was started with, and what the daemon's threads were made for.
 STARTED_WITH = ("command", "model", "args", "env", "api_key", "memory_max_gib")

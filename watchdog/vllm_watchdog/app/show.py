@@ -13,6 +13,7 @@ from vllm_watchdog.core import phrases as p
 from vllm_watchdog.core import story
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.incidents import Incident, Urgency
+from vllm_watchdog.core.units import utc
 from vllm_watchdog.tell import page
 
 LABEL = 14          # columns of the widest label of a fact
@@ -102,7 +103,7 @@ def _padded(text: str, width: int) -> str:
 
 
 def _when(wall: float | None) -> str:
-    return "-" if wall is None else datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return "-" if wall is None else utc(wall)
 
 
 def _clock(wall: float) -> str:

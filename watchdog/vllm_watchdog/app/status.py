@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -14,7 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-GIB = 2**30
+from vllm_watchdog.core.units import GIB, utc
+
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_CELLS = 30
 WATCH_S = 1.0
@@ -179,4 +179,4 @@ def _figure(value: Any, form: str) -> str:
 
 
 def when(wall: float | None) -> str:
-    return "-" if wall is None else datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return "-" if wall is None else utc(wall)

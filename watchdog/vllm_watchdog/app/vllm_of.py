@@ -77,7 +77,10 @@ def _python(word: str) -> str | None:
         return None
     if Path(found).name.startswith("python"):
         return found
-    with Path(found).open("rb") as script:
-        first = script.readline(4096).decode("utf-8", "replace").strip()
+    try:
+        with Path(found).open("rb") as script:
+            first = script.readline(4096).decode("utf-8", "replace").strip()
+    except OSError:     # one that may be run, and not read
+        return None
     words = first.removeprefix("#!").split()
     return words[0] if first.startswith("#!") and words and "python" in words[0] else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from math import inf
 
@@ -17,6 +16,7 @@ from vllm_watchdog.core.blame import specificity
 from vllm_watchdog.core.catalog import CATALOG, Severity
 from vllm_watchdog.core.levels import Levels
 from vllm_watchdog.core.readings import InFlight, Wait
+from vllm_watchdog.core.units import stamp
 from vllm_watchdog.core.verdict import Finding
 
 HOST = "host"           # the service of what belongs to no engine
@@ -107,10 +107,6 @@ def opened(service: str, engine: str, generation: int, class_: str, urgency: Urg
         urgency=urgency, opened_at=at, wall_opened=wall, touched_at=at, text=text,
         timeline=(Entry(at, "opened", f"{class_}: {text}"),), paged_at=at if urgency is Urgency.PAGE else inf,
     )
-
-
-def stamp(wall: float) -> str:
-    return datetime.fromtimestamp(wall, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def joined(incident: Incident, class_: str, urgency: Urgency, text: str, at: float) -> Incident:

@@ -14,12 +14,13 @@ from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.readings import Gpu, Host, Process, Tree, Unknown
 from vllm_watchdog.core.symptoms import Sighting
 from vllm_watchdog.core.trend import AHEAD, FEED_S, Trend, fed, minutes, rises
+from vllm_watchdog.core.units import GIB, MIB
 
 Trends = tuple[tuple[str, Trend], ...]      # by what grows: `rss`, `rss/PID`, `fds/PID`, `vram/CARD`
 
 AFTER_S = 300.0         # of judgements that agree, before it is told
 CLEAR_AFTER_S = 3600.0  # memory that is lost does not come back because it grows more slowly for a while
-UNITS = {"rss": (2**20, "MiB"), "vram": (2**20, "MiB"), "fds": (1, "files")}
+UNITS = {"rss": (MIB, "MiB"), "vram": (MIB, "MiB"), "fds": (1, "files")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +123,8 @@ def of_tree(trends: Trends, tree: Tree, host: Host | Unknown, within_s: float) -
 def _memory(host: Host) -> tuple[str, float]:
     """What limits resident memory, and how much of it is left: the host, or a cgroup that is tighter."""
     if host.cgroup_available is not None and host.cgroup_available < host.memory_available:
-        return f"the cgroup's {(host.cgroup_total or 0) / 2**30:.1f} GiB are", host.cgroup_available
-    return f"the host's {host.memory_total / 2**30:.1f} GiB are", host.memory_available
+        return f"the cgroup's {(host.cgroup_total or 0) / GIB:.1f} GiB are", host.cgroup_available
+    return f"the host's {host.memory_total / GIB:.1f} GiB are", host.memory_available
 
 
 def _mostly(known: dict[str, Trend], tree: Tree, left: float) -> str:
@@ -142,7 +143,7 @@ def _files(known: dict[str, Trend], process: Process, who: str, within_s: float)
 
 def of_card(trends: Trends, gpu: Gpu, within_s: float) -> Iterator[Growth]:
     trend = dict(trends).get(f"vram/{gpu.index}", Trend())
-    limit = f"the card's {gpu.total_bytes / 2**30:.1f} GiB are"
+    limit = f"the card's {gpu.total_bytes / GIB:.1f} GiB are"
     if growth := judged(f"vram/{gpu.index}", "", trend, limit, gpu.total_bytes - gpu.used_bytes, within_s):
         yield growth
 

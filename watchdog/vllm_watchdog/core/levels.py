@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm_watchdog.core.readings import Gpu, GpuProcess, Host, Metrics, Unknown
+from vllm_watchdog.core.units import GIB, MIB
 
 if TYPE_CHECKING:
     from vllm_watchdog.core.world import Engine, World
 
-GIB = 1 << 30
 HOLDERS_KEPT = 6        # other processes of one card, the largest first
 
 
@@ -48,7 +48,7 @@ class Levels:
 
 def gib(size: float) -> str:
     """A size for people: GiB, and MiB below one."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.0f} MiB"
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"
 
 
 def levels_of(world: World, engine: Engine | None) -> Levels:

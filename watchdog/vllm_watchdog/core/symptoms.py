@@ -14,6 +14,7 @@ from math import inf
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree
+from vllm_watchdog.core.units import GIB
 
 RATE_S, RATE_STEP_S = 60.0, 10.0
 PREEMPTED_S = 300.0     # a full batch preempts now and then; one that goes on recomputes prompts instead of serving
@@ -76,7 +77,7 @@ def observe(watch: Watch, at: float, seen: Sighting, clear_after_s: float) -> tu
 def of_gpu(gpu: Gpu, thresholds: Thresholds, warm_bytes: int | None, growth: str = "") -> Iterator[Sighting]:
     """`warm_bytes`: the card's level after warm-up, None before it; `growth` says how fast it grows, where that is known."""
     subject, share, margin = f"gpu{gpu.index}", gpu.used_share, thresholds.hysteresis
-    level = f"GPU {gpu.index}: {share:.1%} of {gpu.total_bytes / 2**30:.1f} GiB in use"
+    level = f"GPU {gpu.index}: {share:.1%} of {gpu.total_bytes / GIB:.1f} GiB in use"
     if (warn := dict(thresholds.vram_warn).get(gpu.index)) is not None:
         yield Sighting("vram_high", subject, share, warn, 0, margin, f"{level}, threshold {warn:.1%}")
     if (degrade := dict(thresholds.vram_degrade).get(gpu.index)) is not None:
@@ -91,7 +92,7 @@ def of_gpu(gpu: Gpu, thresholds: Thresholds, warm_bytes: int | None, growth: str
 def of_host(host: Host, thresholds: Thresholds) -> Iterator[Sighting]:
     """The disk is held by what is missing, so that 'above' is bad as everywhere."""
     used, limit = host.disk_total - host.disk_free, host.disk_total - thresholds.disk_free_bytes
-    text = f"{host.disk_free / 2**30:.1f} GiB left on the log disk, wanted {thresholds.disk_free_bytes / 2**30:.1f}"
+    text = f"{host.disk_free / GIB:.1f} GiB left on the log disk, wanted {thresholds.disk_free_bytes / GIB:.1f}"
     yield Sighting("disk_low", "host", used, limit, 0, thresholds.disk_free_bytes * 0.1, text)
 
 
@@ -113,7 +114,7 @@ def of_metrics(engine: str, metrics: Metrics, thresholds: Thresholds, preempted:
 
 def of_tree(tree: Tree, thresholds: Thresholds) -> Iterator[Sighting]:
     if thresholds.rss_bytes is not None:
-        text = f"{tree.rss_bytes / 2**30:.1f} GiB resident, threshold {thresholds.rss_bytes / 2**30:.1f}"
+        text = f"{tree.rss_bytes / GIB:.1f} GiB resident, threshold {thresholds.rss_bytes / GIB:.1f}"
         yield Sighting("rss_high", tree.mark.engine, tree.rss_bytes, thresholds.rss_bytes, 0,
                        thresholds.rss_bytes * thresholds.hysteresis, text)
 

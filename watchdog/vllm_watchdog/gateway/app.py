@@ -22,12 +22,13 @@ import uvloop
 
 from vllm_watchdog.gateway import errors
 from vllm_watchdog.gateway.answers import Answers
-from vllm_watchdog.gateway.dispatch import Dispatcher, Say
+from vllm_watchdog.gateway.dispatch import Dispatcher
 from vllm_watchdog.gateway.downstream import Downstream
 from vllm_watchdog.gateway.follow import Follow
 from vllm_watchdog.gateway.report import Casualty, casualties
 from vllm_watchdog.gateway.routes import Target
 from vllm_watchdog.gateway_plan import GatewayPlan
+from vllm_watchdog.say import Say
 
 sweep_s = 0.25
 drained_look_s = 0.02

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 from vllm_watchdog.gateway import errors
 from vllm_watchdog.gateway.deaths import Deaths
@@ -22,15 +22,10 @@ from vllm_watchdog.gateway.relay import Exchange, Phase
 from vllm_watchdog.gateway.report import Casualty, Metrics
 from vllm_watchdog.gateway.routes import Kind, Route, Service, Target, kind_of, model_of
 from vllm_watchdog.gateway_plan import GatewayPlan
+from vllm_watchdog.say import Say
 
 kept_bytes = 4096       # of a body, until its response is over: that costs less than to hash it
 NOBODY = Service("", why="the watchdog has not said yet which engine serves")
-
-
-class Say(Protocol):
-    """One line for the log: a dotted event name and its figures.  Never blocks."""
-
-    def __call__(self, name: str, /, **fields: str | float) -> None: ...
 
 
 Handler = Callable[[Exchange], bool]

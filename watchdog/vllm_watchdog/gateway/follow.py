@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_watchdog.gateway.dispatch import Say
 from vllm_watchdog.gateway.routes import Route, RouteError, parse_route
+from vllm_watchdog.say import Say
 
 look_s = 0.025          # the gateway follows within 50 ms, also without the daemon
 backoff_s, backoff_max_s = 0.05, 1.0

@@ -20,7 +20,7 @@ from vllm_watchdog.cgroup import Groups
 from vllm_watchdog.core.events import Event, HostSampled
 from vllm_watchdog.core.readings import Host, Mark, Process, Tree, Unknown
 from vllm_watchdog.proc import MarkIndex, ProcId
-from vllm_watchdog.sense import cgroup
+from vllm_watchdog.sense import memory_limit
 
 USS_S = 30.0
 
@@ -78,7 +78,7 @@ class HostSense:
             self._blind_since = self._blind_since or self._clock()
             return Unknown(self._blind_since, f"{error.filename or self._disk}: {error.strerror}")
         self._blind_since = None
-        total, available = cgroup.memory() or (None, None)
+        total, available = memory_limit.memory() or (None, None)
         return Host(memory.total, memory.available, disk.total, disk.free, load, total, available)
 
     def _trees(self) -> tuple[Tree, ...]:

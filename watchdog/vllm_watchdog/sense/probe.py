@@ -19,7 +19,7 @@ from vllm_watchdog.exchange import Exchange, RefusedError, SilentError, TooLongE
 from vllm_watchdog.sense.metrics import parse
 
 if TYPE_CHECKING:
-    from vllm_watchdog.config import Launch
+    from vllm_watchdog.launch import Launch
 
 BODY_CAP = 4 << 20      # bytes; a page of metrics has 70 kB, with many adapters a few hundred
 OWNERS_S = 10.0         # old vLLM binds with SO_REUSEPORT: a second server may join the port at any time

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
+from vllm_watchdog.tell.channel import Payload
 from vllm_watchdog.tell.machine import dumped
 from vllm_watchdog.tell.post import Request
 
-Payload = Mapping[str, Any]
 Lines = Sequence[Sequence[str]]
 
 # Their documents' limits, less some room.  Bytes of UTF-8 but for Slack, which counts characters.

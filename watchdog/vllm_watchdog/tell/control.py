@@ -23,8 +23,8 @@ from typing import Any
 
 from vllm_watchdog.core.commands import Answer
 from vllm_watchdog.core.events import Asked
+from vllm_watchdog.say import Say
 from vllm_watchdog.tell.backlog import Backlog
-from vllm_watchdog.tell.files import Say
 from vllm_watchdog.tell.history import HistoryError
 from vllm_watchdog.tell.wire import RequestError, bind, check_peer, line, receive, send
 

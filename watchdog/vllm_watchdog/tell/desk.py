@@ -16,8 +16,8 @@ from math import inf
 from typing import Any
 
 from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.say import Say
 from vllm_watchdog.tell.channel import Channel, Outcome
-from vllm_watchdog.tell.files import Say
 from vllm_watchdog.tell.ledger import Ledger, Letter
 from vllm_watchdog.tell.manners import HOUR_S, Limits, Waiting, choice, slept_through
 

@@ -6,18 +6,13 @@ Blocks for as long as the disk does, so it is called by the writers' own threads
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+
+from vllm_watchdog.core.units import stamp
+from vllm_watchdog.say import Say
 
 owner_dir, owner_file = 0o700, 0o600
-
-
-class Say(Protocol):
-    """Tells log and journal one line: `name` a dotted event name, `fields` its figures.  Never blocks."""
-
-    def __call__(self, name: str, /, **fields: str | float) -> None: ...
 
 
 def owner_only_folder(path: Path) -> None:
@@ -49,8 +44,7 @@ def replace_whole(path: Path, data: bytes) -> None:
 
 def set_aside(path: Path, wall: float, why: str, say: Say) -> Path:
     """Renames an unreadable file to NAME.corrupt-TIME, for a human to look at, and says so.  Raises OSError."""
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(wall))
-    aside = path.with_name(f"{path.name}.corrupt-{stamp}")
+    aside = path.with_name(f"{path.name}.corrupt-{stamp(wall)}")
     path.replace(aside)
     for suffix in ("-wal", "-shm"):     # of SQLite: a new database must not take the old one's log for its own
         with suppress(FileNotFoundError):

@@ -21,9 +21,10 @@ from typing import Any, Generic, TypeVar
 from vllm_watchdog.core.codec import encode
 from vllm_watchdog.core.incidents import Incident
 from vllm_watchdog.core.schema import CODEC
+from vllm_watchdog.say import Say
 from vllm_watchdog.tell import samples
 from vllm_watchdog.tell.backlog import Backlog, ended
-from vllm_watchdog.tell.files import Say, open_owner_only, set_aside
+from vllm_watchdog.tell.files import open_owner_only, set_aside
 
 keep_incidents = 10_000
 incidents_bytes = 256 << 20         # ... and as much of their JSON; one is 10 to 100 kB
@@ -209,8 +210,12 @@ class Reader:
         return samples.read(self._rows, name, now_wall, since)
 
     def _rows(self, query: str, *values: object) -> list[dict[str, Any]]:
-        if not self._path.exists():
+        try:
+            self._path.stat()
+        except FileNotFoundError:
             return []                   # nothing has happened yet
+        except OSError as error:
+            raise HistoryError(f"{self._path}: {error.strerror}, expected the history of llm-watchdog") from None
         try:
             db = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=busy_s)
             db.row_factory = sqlite3.Row

@@ -15,13 +15,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from vllm_watchdog.core.codec import encode
 from vllm_watchdog.core.events import Event
+from vllm_watchdog.core.units import iso
 from vllm_watchdog.tell.backlog import Backlog, ended
 from vllm_watchdog.tell.files import open_owner_only
 
@@ -32,11 +32,6 @@ complain_s = 60.0
 
 Line = dict[str, Any]
 _name = re.compile(r"(\d{4}-\d\d-\d\d)(?:\.(\d+))?\.jsonl")
-
-
-def iso(wall: float) -> str:
-    """`2026-11-29T14:41:57.123Z` of epoch seconds."""
-    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def to_stderr(text: str) -> None:

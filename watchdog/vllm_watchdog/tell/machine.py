@@ -11,13 +11,12 @@ import hmac
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.units import iso
+from vllm_watchdog.tell.channel import Payload
 from vllm_watchdog.tell.post import Request
-
-Payload = Mapping[str, Any]
 
 SUMMARY_LIMIT = 1024        # characters, PagerDuty's limit
 TEST_S = 300.0              # a test in an Alertmanager ends by itself
@@ -58,9 +57,9 @@ class AlertmanagerForm:
     headers: Mapping[str, str] = field(repr=False)
 
     def request(self, payload: Payload, wall: float) -> Request:
-        now, opened = _stamp(wall), payload["opened"]
+        now, opened = iso(wall), payload["opened"]
         over = payload["resolved"]
-        ends = over or _stamp(wall + (TEST_S if payload["kind"] == "test" else OPEN_S))
+        ends = over or iso(wall + (TEST_S if payload["kind"] == "test" else OPEN_S))
         urgency = Urgency(payload["urgency"])
         alerts = [self._alert(payload, urgency.value, opened, ends)]
         alerts += [self._alert(payload, each.value, opened, over or now) for each in Urgency
@@ -106,7 +105,3 @@ class PagerDutyForm:
         if isinstance(reply, dict) and reply.get("status", "success") != "success":
             return str(reply.get("message", "refused")), None
         return None
-
-
-def _stamp(wall: float) -> str:
-    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

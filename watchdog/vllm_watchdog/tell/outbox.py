@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from vllm_watchdog.core.commands import Alert
+from vllm_watchdog.say import Say
 from vllm_watchdog.tell.backlog import Backlog, ended
 from vllm_watchdog.tell.channel import Channel
 from vllm_watchdog.tell.desk import ChannelState, Desk, Patience
-from vllm_watchdog.tell.files import Say
 from vllm_watchdog.tell.ledger import Ledger, Letter
 from vllm_watchdog.tell.owed import untellable
 from vllm_watchdog.tell.payload import key

@@ -16,7 +16,9 @@ from vllm_watchdog.core import phrases as p
 from vllm_watchdog.core import story
 from vllm_watchdog.core.catalog import Text
 from vllm_watchdog.core.incidents import Incident
-from vllm_watchdog.tell.files import Say, owner_only_folder, replace_whole
+from vllm_watchdog.core.units import iso
+from vllm_watchdog.say import Say
+from vllm_watchdog.tell.files import owner_only_folder, replace_whole
 from vllm_watchdog.tell.plot import Marked, Point, plot
 
 WAITING = 100       # incidents whose page waits to be written
@@ -81,7 +83,7 @@ class Pages:
 def timeline(incident: Incident) -> str:
     """One JSON object a line: `time` (UTC), `what`, `text`, and the figures by name."""
     return "".join(
-        json.dumps({"time": _iso(story.wall(incident, entry.at)), "what": entry.what, "text": entry.text}
+        json.dumps({"time": iso(story.wall(incident, entry.at)), "what": entry.what, "text": entry.text}
                    | dict(entry.facts), ensure_ascii=False) + "\n"
         for entry in incident.timeline
     )
@@ -164,7 +166,3 @@ def _cell(text: str) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _iso(wall: float) -> str:
-    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

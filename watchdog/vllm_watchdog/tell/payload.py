@@ -19,7 +19,7 @@ from vllm_watchdog.core import story
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.commands import Alert
 from vllm_watchdog.core.incidents import Incident, Urgency
-from vllm_watchdog.tell.journal import iso
+from vllm_watchdog.core.units import iso
 from vllm_watchdog.tell.phrases import EN, TONGUES, Language, Tongue
 
 text_limit = 300            # characters of one line

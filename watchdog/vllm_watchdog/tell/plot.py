@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import ceil
 
+from vllm_watchdog.core.units import GIB
+
 WIDTH, PANE, GAP, LEFT, RIGHT, TOP, BOTTOM = 760, 110, 34, 70, 20, 24, 30
 MOST_POINTS = 300       # of one line: more than the pixels that tell them apart
 COLOURS = ("#2f8ac4", "#d1742f", "#4c9a5b", "#a05fb4", "#b8860b", "#c2508b", "#5f7f8f", "#8a6d3b")
@@ -76,16 +78,16 @@ def _cards(points: Sequence[Point], marked: Marked) -> Pane | None:
         return None
     lines = []
     for gpu in seen:
-        values = tuple((point.wall, dict(point.cards)[gpu] / 2**30) for point in points if gpu in dict(point.cards))
+        values = tuple((point.wall, dict(point.cards)[gpu] / GIB) for point in points if gpu in dict(point.cards))
         lines.append(Line(f"GPU {gpu}", values))
     highest = max(value for line in lines for _, value in line.points)
-    top = max([highest * 1.05, *(totals[gpu] / 2**30 for gpu in seen if gpu in totals)]) or 1.0
-    limits = {warns[gpu] * totals[gpu] / 2**30 for gpu in seen if gpu in warns and gpu in totals}
+    top = max([highest * 1.05, *(totals[gpu] / GIB for gpu in seen if gpu in totals)]) or 1.0
+    limits = {warns[gpu] * totals[gpu] / GIB for gpu in seen if gpu in warns and gpu in totals}
     return Pane("GPU memory, GiB", top, tuple(lines), tuple(sorted(limits)), "GiB")
 
 
 def _rss(points: Sequence[Point]) -> Pane | None:
-    values = tuple((point.wall, point.rss / 2**30) for point in points if point.rss is not None)
+    values = tuple((point.wall, point.rss / GIB) for point in points if point.rss is not None)
     if len(values) < 2:
         return None
     return Pane("host memory of the engine (RSS), GiB", max(value for _, value in values) * 1.15 or 1.0, (Line("", values),),

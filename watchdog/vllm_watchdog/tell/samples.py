@@ -30,7 +30,6 @@ class Tier:
 
 TIERS = (Tier("6h", 10.0, 6 * 3600.0), Tier("7d", 120.0, 7 * 86_400.0))
 RECENT = "10m"
-RANGES = (RECENT, *(tier.name for tier in TIERS))
 
 schema = """
 CREATE TABLE IF NOT EXISTS samples (

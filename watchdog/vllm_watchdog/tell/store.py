@@ -16,8 +16,9 @@ from typing import Any
 from vllm_watchdog.core.codec import encode
 from vllm_watchdog.core.memory import Memory
 from vllm_watchdog.core.schema import CODEC
+from vllm_watchdog.say import Say
 from vllm_watchdog.tell.backlog import ended
-from vllm_watchdog.tell.files import Say, replace_whole, set_aside
+from vllm_watchdog.tell.files import replace_whole, set_aside
 
 size_limit = 16 << 20       # far more than 10 engines with open incidents; a file beyond it is not ours
 retry_s = 1.0

@@ -15,10 +15,11 @@ import os
 import traceback
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+
+from vllm_watchdog.say import Say
 
 BODY_BYTES = 16 << 10
 HEADERS = {
@@ -31,12 +32,6 @@ HEADERS = {
 }
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Say(Protocol):
-    """Tells log and journal one line.  Never blocks."""
-
-    def __call__(self, name: str, /, **fields: str | float) -> None: ...
 
 
 class Refused(Exception):  # noqa: N818 - it reads as what it says

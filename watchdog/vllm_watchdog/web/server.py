@@ -15,8 +15,9 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from vllm_watchdog.say import Say
 from vllm_watchdog.web.api import Api, Sources
-from vllm_watchdog.web.guard import BODY_BYTES, Handler, Say, front
+from vllm_watchdog.web.guard import BODY_BYTES, Handler, front
 from vllm_watchdog.web.stream import Hub
 
 CONNECTIONS = 64

@@ -22,7 +22,7 @@ HEARTBEAT_S = 15.0
 
 class Reader:
     def __init__(self) -> None:
-        self.lines: deque[bytes] = deque()
+        self.lines: deque[bytes] = deque(maxlen=LINES + 1)      # it is cut off for the one too many
         self.version = -1
         self.woken = asyncio.Event()
 

@@ -1,0 +1,49 @@
+"""What daemon and gateway tell each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.core.scenes import Scene, mark, plan
+
+from vllm_watchdog.app.gateway_link import GatewayLink, heard
+from vllm_watchdog.core import events as e
+from vllm_watchdog.core.readings import InFlight, Wait
+from vllm_watchdog.launch import Launch
+
+REQUEST = {"id": 1, "bytes": 20, "age_s": 0.5, "begun": False, "hash": "ab", "tokens_estimated": 5, "verdict": "held"}
+DEATH = {"verb": "casualties", "engine": "primary", "generation": 2, "in_flight": 3}
+WAIT = {"requests": 2, "failed": 1, "replayed": 1, "longest_s": 3.5, "median_s": 2.0}
+WAITED = {"verb": "waited", "service": "primary"} | WAIT
+
+
+def test_a_route_is_told_and_saved_once() -> None:
+    told: list[dict[str, Any]] = []
+    saved: list[dict[str, Any]] = []
+    launches = {"primary": Launch("primary", ("vllm",), (), Path(), "127.0.0.1", 8100, ("m",), None, Path("primary.log"))}
+    link = GatewayLink(launches, told.append, saved.append, lambda: 12.3456)
+    scene = Scene(plan(backup=False))
+    link.publish(scene.world)
+    link.publish(scene.world)
+    assert [document["version"] for document in told] == [12345]
+    scene.serve()
+    link.publish(scene.world)
+    assert [document["services"][0]["serving"] is None for document in told] == [True, False]
+    assert saved == told
+
+
+def test_the_gateways_words_become_events() -> None:
+    assert heard(DEATH | {"requests": [REQUEST]}, 7.0) == e.Casualties(
+        7.0, mark("primary#2"), 3, (InFlight(**REQUEST),))
+    assert heard(WAITED, 7.0) == e.Waited(7.0, "primary", Wait(2, 3.5, 2.0, failed=1, replayed=1))
+
+
+@pytest.mark.parametrize("said", [
+    DEATH, DEATH | {"requests": "many"}, DEATH | {"requests": ["one"]}, DEATH | {"requests": [{"id": 1}]},
+    DEATH | {"requests": [], "in_flight": "some"}, WAITED | {"requests": "two"}, WAITED | {"unknown": 1},
+    {"verb": "waited"}])
+def test_words_that_can_not_be_read_are_refused(said: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        heard(said, 7.0)

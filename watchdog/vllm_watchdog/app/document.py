@@ -1,0 +1,39 @@
+"""What the daemon shows of the world: the status document's engines and totals, and what a bundle is written from.
+
+Pure: the world and what it needs are arguments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vllm_watchdog.act.evidence import Context
+from vllm_watchdog.core.policy import Phase
+from vllm_watchdog.core.readings import Mark
+from vllm_watchdog.core.report import report
+from vllm_watchdog.core.totals import Totals, told
+from vllm_watchdog.core.world import World
+
+
+def document(world: World, totals: Totals, profiles: Mapping[str, Mapping[str, Any]],
+             stage: Callable[[str], str]) -> dict[str, Any]:
+    """The report, with each engine's profile and what it loads."""
+    shown = report(world)
+    for engine in shown["engines"]:
+        name = engine["name"]
+        engine["profile"] = profiles.get(name, {})
+        if engine["phase"] == Phase.LOADING:
+            engine["loading"] = {"stage": stage(name), "about_s": totals.loads.get(name)}
+    return shown | {"totals": told(totals, world.wall_offset)}
+
+
+def context(world: World, mark: Mark | None, samples: tuple[str, ...]) -> Context:
+    """Of a bundle about the engine `mark` (None: about the host)."""
+    engine = next((engine for engine in world.engines if engine.mark == mark), None)
+    return Context(
+        report=json.dumps(report(world), indent=1, ensure_ascii=False),
+        samples=samples,
+        pids=tuple(process.pid for process in engine.tree.processes) if engine and engine.tree else (),
+    )

@@ -1,0 +1,55 @@
+"""The daemon's side of the gateway: the route that the gateway is told, and the words that come back.
+
+The loop publishes, and never waits: the route goes to a queue and to the writer of a file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vllm_watchdog.app.route import route
+from vllm_watchdog.core.events import Event
+from vllm_watchdog.core.schema import CODEC
+from vllm_watchdog.core.world import World
+from vllm_watchdog.launch import Launch
+
+
+class GatewayLink:
+    """`tell` reaches a gateway that listens, `save` one that starts without us."""
+
+    def __init__(self, launches: Mapping[str, Launch], tell: Callable[[dict[str, Any]], None],
+                 save: Callable[[dict[str, Any]], None], wall: Callable[[], float] = time.time) -> None:
+        self._launches, self._tell, self._save, self._wall = launches, tell, save, wall
+        self._routed: list[dict[str, Any]] = []
+
+    def publish(self, world: World) -> None:
+        """A route that is as it was is not told again."""
+        if (routed := route(world, self._launches)) != self._routed:
+            self._routed = routed
+            document = {"version": int(self._wall() * 1000), "services": routed}
+            self._tell(document)
+            self._save(document)
+
+
+def heard(said: Mapping[str, Any], at: float) -> Event:
+    """The event in the gateway's words.  Raises ValueError for what can't be read."""
+    event: Event = CODEC.decode((_waited if said["verb"] == "waited" else _casualties)(said) | {"at": at})
+    return event
+
+
+def _waited(said: Mapping[str, Any]) -> dict[str, Any]:
+    wait = {key: value for key, value in said.items() if key not in ("verb", "service")}
+    return {"_": "Waited", "service": said.get("service"), "wait": {"_": "Wait"} | wait}
+
+
+def _casualties(said: Mapping[str, Any]) -> dict[str, Any]:
+    requests = said.get("requests")
+    if not isinstance(requests, list) or not all(isinstance(each, dict) for each in requests):
+        raise ValueError("requests: expected a list of objects")
+    return {
+        "_": "Casualties", "in_flight": said.get("in_flight"),
+        "mark": {"_": "Mark", "engine": said.get("engine"), "generation": said.get("generation")},
+        "requests": [{"_": "InFlight"} | each for each in requests],
+    }
