@@ -5,13 +5,15 @@ Most of what follows an event changes nothing, and making frozen values anew was
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import Field, replace
+from typing import Any, ClassVar, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
-Value = TypeVar("Value", bound="DataclassInstance")
+class Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+Value = TypeVar("Value", bound=Dataclass)
 
 
 def changed(value: Value, **facts: Any) -> Value:
