@@ -147,10 +147,9 @@ def walk() -> int:
             check(scene, event, after, commands)
             steps += 1
             assert steps < ENOUGH
-            lean = replace(after, world=replace(after.world, incidents=(), watches=(), restarts=()))
-            if (taken := key(lean)) not in seen:
+            if (taken := key(after)) not in seen:
                 seen.add(taken)
-                todo.append(lean)
+                todo.append(replace(after, world=replace(after.world, incidents=(), watches=(), restarts=())))
     assert {engine[0] for state in seen for engine in state[0]} >= HAS_CHILD - {Phase.DOZING, Phase.ASLEEP, Phase.WAKING}
     assert {state[2] for state in seen} == {None, 16}
     return steps

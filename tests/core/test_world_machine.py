@@ -8,9 +8,17 @@ import json
 from dataclasses import dataclass
 from math import inf
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from tests.core import scenes
 from tests.core.scenes import finding, gpu, host, metrics, tree
 
@@ -492,4 +500,10 @@ class WorldMachine(RuleBasedStateMachine):
 
 
 TestWorldMachine = WorldMachine.TestCase
-TestWorldMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestWorldMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_many_more_histories_keep_the_same_rules() -> None:
+    run_state_machine_as_test(WorldMachine, settings=settings(max_examples=200, stateful_step_count=30))

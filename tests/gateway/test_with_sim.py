@@ -128,7 +128,7 @@ def test_a_poisonous_prompt_costs_one_engine_and_no_other_request() -> None:
 
             async def one(number: int) -> str:
                 connection = await bench.connect()
-                connection.send(asked(f"innocent number {number}", number % 2 == 0, 20))
+                connection.send(asked(f"innocent number {number}", number % 2 == 0, 100 if number < 50 else 20))
                 answer = await connection.answer()
                 connection.close()
                 return verdict(answer, number % 2 == 0)

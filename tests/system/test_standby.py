@@ -44,6 +44,12 @@ def settled(watchdog: Watchdog, big: str, small: str) -> dict[str, Doc]:
     return {name: watchdog.engine(name) for name in ("big", "small")}
 
 
+def awake_by_memory(watchdog: Watchdog, name: str) -> bool:
+    """By what the next daemon will read."""
+    engines = json.loads((watchdog.state / "state.json").read_text("utf-8"))["engines"]
+    return any(engine["name"] == name and engine["served"] and not engine["asleep"] for engine in engines)
+
+
 def served_by(watchdog: Watchdog) -> str | None:
     doc = watchdog.status()
     return doc["services"][0]["serving"] if doc else None
@@ -76,6 +82,7 @@ def is_adopted_asleep_and_awake(folder: Path) -> None:
         assert settled(watchdog, "serving", "asleep")["small"]["pid"] == before["small"]["pid"]
         os.kill(watchdog.engine("big")["pid"], signal.SIGKILL)
         watchdog.serving("small")
+        watchdog.until(lambda: awake_by_memory(watchdog, "small"), "not written down")     # a kill before that forgets it
         watchdog.kill()
         assert watchdog.prompt("small") == 200
         watchdog.start()

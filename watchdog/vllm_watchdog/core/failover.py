@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 from math import inf
 
+from vllm_watchdog.core.changed import changed
 from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.plan import Failback, FailoverPlan, Standby
 
@@ -85,7 +86,7 @@ class Facts:
 
 def observe(service: Service, at: float, facts: Facts) -> Service:
     """Keep since when the wanted engine serves, and since when it is idle."""
-    return replace(
+    return changed(
         service,
         serving_since=min(service.serving_since, at) if facts.serving else inf,
         idle_since=min(service.idle_since, at) if facts.serving and facts.idle else inf,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import inf
 
 from vllm_watchdog.core import failover, gate, incidents, liveness, lowering, outages, standby
+from vllm_watchdog.core.changed import changed
 from vllm_watchdog.core.commands import Ask, Quit
 from vllm_watchdog.core.failover import Facts, Hint, Service, Side
 from vllm_watchdog.core.incidents import Incident, Urgency
@@ -44,7 +45,7 @@ def follow(turn: Turn) -> None:
     rousing = any(turn.world.engine(service.wanted).phase is Phase.ASLEEP for service in turn.world.services)
     # Nobody waits, or only for so long that the schedule will do.
     if not (releasing or rousing) or turn.world.look_at <= turn.at:
-        turn.world = replace(turn.world, look_at=inf)
+        turn.world = changed(turn.world, look_at=inf)
     _outages(turn)
     _recovered(turn)
     _remind(turn)
@@ -115,7 +116,7 @@ def _service(turn: Turn, name: str) -> None:
     facts = _facts(turn, service)
     service = failover.observe(service, turn.at, facts)
     watches = lowering.answered(world.watches, world.engine(name).plan)
-    service = replace(service, lowering=lowering.observe(service.lowering, turn.at, watches))
+    service = changed(service, lowering=lowering.observe(service.lowering, turn.at, watches))
     turn.world = world.with_service(service)
     if world.stopping or world.paused:
         return
@@ -144,7 +145,7 @@ def _lower(turn: Turn, service: Service, watches: tuple[Watch, ...]) -> None:
         turn.say("service.restored", service=service.name, after_s=after)
         turn.cleared(service.name, f"lowering, after {after} s: the gateway lets through what comes")
         now = lowering.ended(now, turn.at)
-    turn.world = turn.world.with_service(replace(service, lowering=now))
+    turn.world = turn.world.with_service(changed(service, lowering=now))
 
 
 def _limit(world: World, service: Service) -> int | None:
@@ -195,16 +196,17 @@ def _facts(turn: Turn, service: Service) -> Facts:
     if service.backup is None:
         return facts
     backup = world.engine(service.backup)
-    facts = replace(
+    lost_card = primary.phase is Phase.HELD and primary.life.doom in LOST_CARD
+    stuck = lost_card or primary.phase is Phase.WEDGED
+    return replace(
         facts,
         down=any(at > counts_from for at in serving.life.failures[-1:]) and serving.phase not in JUDGED,
         primary_serves=primary.phase is Phase.SERVING,
         standby_ready=standby.ready(service, backup),
         fit=gate.fit_together(primary.plan, backup.plan),
+        backup_held=_given_up(backup),
+        backup_usable=not stuck or not gate.share_a_card(primary.plan, backup.plan),
     )
-    lost_card = primary.phase is Phase.HELD and primary.life.doom in LOST_CARD
-    usable = not (lost_card or primary.phase is Phase.WEDGED) or not gate.share_a_card(primary.plan, backup.plan)
-    return replace(facts, backup_held=_given_up(backup), backup_usable=usable)
 
 
 LOST_CARD = frozenset({"cuda_hw", "cuda_init", "xid_reset", "xid_node"})     # every engine on that card fails alike

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
+from vllm_watchdog.core.changed import changed
 from vllm_watchdog.core.plan import EnginePlan
 from vllm_watchdog.core.symptoms import Watch
 
@@ -48,7 +49,7 @@ def answered(watches: Iterable[Watch], primary: EnginePlan) -> tuple[Watch, ...]
 def observe(lowering: Lowering, at: float, watches: Iterable[Watch]) -> Lowering:
     """Keep since when all is calm.  A detector that is gone is calm: its engine has ended, or the daemon is a new one."""
     calm = lowering.to is not None and all(watch.calm_since < inf for watch in watches)
-    return replace(lowering, calm_since=min(lowering.calm_since, at) if calm else inf)
+    return changed(lowering, calm_since=min(lowering.calm_since, at) if calm else inf)
 
 
 def begun(lowering: Lowering, at: float, to: int, why: str, soon_s: float) -> Lowering:

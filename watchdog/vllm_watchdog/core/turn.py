@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm_watchdog.core import incidents, policy, reasons, repeats, story
 from vllm_watchdog.core.blame import specificity
+from vllm_watchdog.core.changed import changed
 from vllm_watchdog.core.commands import Alert, Command, Drain, Dump, Kill, Record, SampleGpus, Say, Sleep, Spawn, Term, Wake
 from vllm_watchdog.core.incidents import Flight, Incident, Urgency
 from vllm_watchdog.core.levels import levels_of
@@ -46,7 +47,7 @@ class Turn:
         self.do(Say(name, tuple((key, str(value)) for key, value in fields.items() if value not in ("", None))))
 
     def change(self, name: str, **facts: Any) -> Engine:
-        engine = replace(self.world.engine(name), **facts)
+        engine = changed(self.world.engine(name), **facts)
         self.world = self.world.with_engine(engine)
         return engine
 
@@ -275,7 +276,7 @@ class Turn:
             for kind in incidents.owed(was, incident):
                 self.do(Alert(kind, incident))
         still_open = tuple(incident for incident in self.world.incidents if incident.wall_resolved is None)
-        self.world = replace(self.world, incidents=still_open)
+        self.world = changed(self.world, incidents=still_open)
         return tuple(self.commands)
 
 

@@ -131,9 +131,13 @@ class World:
         return next(iter(wanted or placed), None)
 
     def with_engine(self, engine: Engine) -> World:
+        if self.engine(engine.name) is engine:
+            return self
         return replace(self, engines=tuple(engine if e.name == engine.name else e for e in self.engines))
 
     def with_service(self, service: Service) -> World:
+        if any(known is service for known in self.services):
+            return self
         return replace(self, services=tuple(service if s.name == service.name else s for s in self.services))
 
     def with_incident(self, incident: Incident) -> World:

@@ -66,6 +66,8 @@ class LogFile:
     def rotate(self, keep: int) -> None:
         """Copy to `NAME.1`, the older ones one number up, at most `keep` of them; truncate.
 
+        What the engine writes in the instant between the end of the copy and the truncation is lost.
+
         Raises OSError (a full disk) and has changed nothing then.  Not while an earlier copy is still being read.
         """
         if self.rotating or not self._opened() or self._fd is None:
