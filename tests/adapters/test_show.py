@@ -24,9 +24,9 @@ def test_incidents_are_listed_in_plain_words() -> None:
     assert [(line[22:30].strip(), line[30:49].strip(), line[58:].split("  ")[0]) for line in lines[1:]] == [
         ("open", "open", "GPU out of memory while serving"),
         ("open", "A HUMAN IS NEEDED", "GPU out of memory while serving"),
-        ("78 s", "resolved", "GPU out of memory while serving"),
+        ("78.0 s", "resolved", "GPU out of memory while serving"),
         ("60 min", "resolved", "GPU out of memory while serving"),
-        ("0 s", "-", "A snapshot that an operator asked for"),
+        ("0.0 s", "-", "A snapshot that an operator asked for"),
         ("open", "open", "no_such"),
     ]
     assert show.incidents([]) == "no incidents"

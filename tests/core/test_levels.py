@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.core.scenes import GIB, Scene, gpu, host, mark, metrics, plan, tree
 
 from vllm_watchdog.core import events as e
-from vllm_watchdog.core.levels import HOLDERS_KEPT, Levels, gib, levels_of
+from vllm_watchdog.core.levels import HOLDERS_KEPT, Levels, levels_of
 from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.readings import GpuProcess, Holder
 
@@ -54,7 +54,3 @@ def test_of_many_other_processes_the_largest_are_kept() -> None:
     made.gpus(1.0, gpu(50, *((pid, "x", None, pid) for pid in range(1, HOLDERS_KEPT + 4))))
     others = levels_of(made.world, made.engine()).cards[0].others
     assert [row.holder.pid for row in others] == list(range(HOLDERS_KEPT + 3, 3, -1))
-
-
-def test_bytes_are_told_in_gib() -> None:
-    assert [gib(1.25 * GIB), gib(GIB / 2)] == ["1.2 GiB", "512 MiB"]

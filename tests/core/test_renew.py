@@ -12,9 +12,9 @@ from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import Planned, Standby
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.renew import IDLE_S, leak_of
-from vllm_watchdog.core.repeats import DAY_S
 from vllm_watchdog.core.symptoms import Watch
 from vllm_watchdog.core.turn import Turn
+from vllm_watchdog.core.units import DAY_S
 from vllm_watchdog.core.world import remembered
 
 M = mark("primary#1")

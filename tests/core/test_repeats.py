@@ -5,7 +5,8 @@ from dataclasses import replace
 from tests.core.scenes import Scene, mark, plan
 
 from vllm_watchdog.core.plan import EnginePlan, Plan, Thresholds
-from vllm_watchdog.core.repeats import DAY_S, crash_loop, failed, oom_rate, restarted
+from vllm_watchdog.core.repeats import crash_loop, failed, oom_rate, restarted
+from vllm_watchdog.core.units import DAY_S
 from vllm_watchdog.core.world import World
 
 WORLD = Scene(plan()).world

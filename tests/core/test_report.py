@@ -12,8 +12,8 @@ from vllm_watchdog.core.leaks import Growth
 from vllm_watchdog.core.plan import Plan, Thresholds
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.readings import Unknown
-from vllm_watchdog.core.repeats import DAY_S
 from vllm_watchdog.core.report import headline, report, serving
+from vllm_watchdog.core.units import DAY_S
 from vllm_watchdog.core.world import World
 
 M = mark("primary#1")

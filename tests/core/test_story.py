@@ -191,10 +191,6 @@ def test_proof_is_each_line_once() -> None:
     assert story.proof(incident) == ("CUDA out of memory", "EngineDeadError")
 
 
-def test_durations_are_told_in_their_own_size() -> None:
-    assert [story.duration(s) for s in (0.25, 48.2, 600, 9000)] == ["0.2 s", "48.2 s", "10 min", "2.5 h"]
-
-
 # -- from the events to the story
 
 def test_an_oom_behind_the_gateway_is_a_whole_story() -> None:

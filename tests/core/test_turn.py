@@ -11,8 +11,8 @@ from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import Limits
 from vllm_watchdog.core.policy import Phase, Sign, State
 from vllm_watchdog.core.readings import Holder, Unknown
-from vllm_watchdog.core.repeats import DAY_S
 from vllm_watchdog.core.turn import HOST, LOOK_S, Turn
+from vllm_watchdog.core.units import DAY_S
 from vllm_watchdog.core.world import World
 
 M = mark("primary#1")

@@ -13,7 +13,7 @@ from vllm_watchdog.core import phrases as p
 from vllm_watchdog.core import story
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.incidents import Incident, Urgency
-from vllm_watchdog.core.units import utc
+from vllm_watchdog.core.units import duration, utc
 from vllm_watchdog.tell import page
 
 LABEL = 14          # columns of the widest label of a fact
@@ -113,5 +113,4 @@ def _clock(wall: float) -> str:
 def _lasted(row: dict[str, Any]) -> str:
     if row["wall_resolved"] is None:
         return "open"
-    seconds = row["wall_resolved"] - row["wall_opened"]
-    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+    return duration(row["wall_resolved"] - row["wall_opened"])

@@ -11,9 +11,8 @@ from math import floor
 from vllm_watchdog.core import catalog as c
 from vllm_watchdog.core import remedies as r
 from vllm_watchdog.core.case import Case, Lines
-from vllm_watchdog.core.levels import gib
 from vllm_watchdog.core.phrases import filled
-from vllm_watchdog.core.units import GIB
+from vllm_watchdog.core.units import GIB, gib
 
 ROOM = GIB                      # that much is left free over what was asked for: torch's blocks are up to 1 GiB apart
 LEAST_UTIL, MOST_UTIL = 0.30, 0.95

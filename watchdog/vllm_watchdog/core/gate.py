@@ -15,6 +15,7 @@ from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.plan import EnginePlan, Standby
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, GpuProcess, Mark, Unknown
+from vllm_watchdog.core.units import GIB
 
 PROFILING = frozenset({Phase.STARTING, Phase.LOADING})
 TOGETHER = 0.95         # of a card for two engines: each takes some hundred MiB beside its share
@@ -99,8 +100,8 @@ def holders(gpu: Gpu) -> tuple[GpuProcess, ...]:
 def told(plan: EnginePlan, gpus: tuple[Gpu, ...] | Unknown, sleeper: Mark | None = None) -> tuple[Text, ...]:
     """A sentence for each card that lacks memory: how much, and who holds it."""
     return tuple(
-        filled(p.CARD_LACKS, gpu=gpu.index, lacks=f"{missing / 2**30:.1f}",
-               holders=", ".join(f"{row.holder} {(row.used_bytes or 0) / 2**30:.1f} GiB" for row in holders(gpu)[:5])
+        filled(p.CARD_LACKS, gpu=gpu.index, lacks=f"{missing / GIB:.1f}",
+               holders=", ".join(f"{row.holder} {(row.used_bytes or 0) / GIB:.1f} GiB" for row in holders(gpu)[:5])
                or p.NAMELESS)
         for gpu, missing in shortage(plan, gpus, sleeper)
     )

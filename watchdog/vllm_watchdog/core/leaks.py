@@ -14,7 +14,7 @@ from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.readings import Gpu, Host, Process, Tree, Unknown
 from vllm_watchdog.core.symptoms import Sighting
 from vllm_watchdog.core.trend import AHEAD, FEED_S, Trend, fed, minutes, rises
-from vllm_watchdog.core.units import GIB, MIB
+from vllm_watchdog.core.units import GIB, MIB, outlook
 
 Trends = tuple[tuple[str, Trend], ...]      # by what grows: `rss`, `rss/PID`, `fds/PID`, `vram/CARD`
 
@@ -57,13 +57,7 @@ class Growth:
         return UNITS[self.what.partition("/")[0]]
 
     def __str__(self) -> str:
-        return f"{self.per_min:.3g} {self.unit[1]} a minute: {self.limit} reached in about {_span(self.eta_s)}"
-
-
-def _span(seconds: float) -> str:
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+        return f"{self.per_min:.3g} {self.unit[1]} a minute: {self.limit} reached in about {outlook(self.eta_s)}"
 
 
 # -- trends

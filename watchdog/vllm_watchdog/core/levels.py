@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm_watchdog.core.readings import Gpu, GpuProcess, Host, Metrics, Unknown
-from vllm_watchdog.core.units import GIB, MIB
 
 if TYPE_CHECKING:
     from vllm_watchdog.core.world import Engine, World
@@ -44,11 +43,6 @@ class Levels:
     waiting: float | None = None
     host_total: int | None = None
     host_available: int | None = None
-
-
-def gib(size: float) -> str:
-    """A size for people: GiB, and MiB below one."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"
 
 
 def levels_of(world: World, engine: Engine | None) -> Levels:

@@ -14,8 +14,8 @@ from vllm_watchdog.core.follow import is_idle, turn_service
 from vllm_watchdog.core.plan import Planned, Standby
 from vllm_watchdog.core.policy import Phase, Sign
 from vllm_watchdog.core.readings import Unknown
-from vllm_watchdog.core.repeats import DAY_S
 from vllm_watchdog.core.turn import Turn
+from vllm_watchdog.core.units import DAY_S
 from vllm_watchdog.core.world import Engine, World
 
 IDLE_S = 60.0       # without a request: a pause between two of one client is shorter

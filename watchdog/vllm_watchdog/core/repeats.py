@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vllm_watchdog.core.readings import Mark
+from vllm_watchdog.core.units import DAY_S
 from vllm_watchdog.core.world import World
 
-DAY_S = 86400.0
 OOM_RATE_S = 300.0
 
 

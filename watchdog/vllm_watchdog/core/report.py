@@ -13,7 +13,7 @@ from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
-from vllm_watchdog.core.repeats import DAY_S
+from vllm_watchdog.core.units import DAY_S
 from vllm_watchdog.core.world import Engine, World, routed
 
 NO_PROCESS = Unknown(0.0, "no process")

@@ -13,9 +13,10 @@ from vllm_watchdog.core.advice import advise
 from vllm_watchdog.core.case import Case
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.incidents import HOST, Ended, Flight, Incident, Urgency
-from vllm_watchdog.core.levels import CardLevels, Levels, gib
+from vllm_watchdog.core.levels import CardLevels, Levels
 from vllm_watchdog.core.phrases import filled, joined
 from vllm_watchdog.core.readings import InFlight, Wait
+from vllm_watchdog.core.units import duration, gib
 
 NOTHING = Text("", "")
 STEPS_SHOWN = 12        # the first and the last: a crash loop repeats itself
@@ -230,10 +231,3 @@ def wall(incident: Incident, at: float) -> float:
 
 def clock(incident: Incident, at: float) -> str:
     return datetime.fromtimestamp(wall(incident, at), UTC).strftime("%H:%M:%SZ")
-
-
-def duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-

@@ -1,4 +1,4 @@
-"""Sizes in bytes, and instants as text.  Every instant here is epoch seconds, and every text is UTC."""
+"""Sizes in bytes, spans in seconds and instants in epoch seconds, as text; every instant is told in UTC."""
 
 from __future__ import annotations
 
@@ -6,6 +6,25 @@ from datetime import UTC, datetime
 
 MIB, GIB = 1 << 20, 1 << 30
 DAY_S = 86_400
+
+
+def gib(size: float) -> str:
+    """A size for people: GiB, and MiB below one."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """A span that was measured, for people."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def outlook(seconds: float) -> str:
+    """A span that is still to come, and only estimated."""
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 2 * DAY_S else f"{seconds / DAY_S:.0f} days"
 
 
 def iso(wall: float) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from string import Template
@@ -19,7 +18,7 @@ from vllm_watchdog.core import story
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.commands import Alert
 from vllm_watchdog.core.incidents import Incident, Urgency
-from vllm_watchdog.core.units import iso
+from vllm_watchdog.core.units import iso, utc
 from vllm_watchdog.tell.phrases import EN, TONGUES, Language, Tongue
 
 text_limit = 300            # characters of one line
@@ -114,7 +113,7 @@ def _facts(tongue: Tongue, kind: str, incident: Incident, writer: Writer) -> dic
     trial_ = kind == "test"
     advice = [] if kind == "resolved" else [tongue.of(text) for text in story.advice(incident)[:advice_kept]]
     gap = _gap(incident)
-    opened, resolved = _time(incident.wall_opened), incident.wall_resolved
+    opened, resolved = utc(incident.wall_opened), incident.wall_resolved
     return {name: _line(text) for name, text in {
         "code": kind, "kind": tongue.kinds.get(kind, kind), "urgency": tongue.urgencies[incident.urgency],
         "title": tongue.test if trial_ else tongue.of(story.title(incident)), "class": incident.class_, "host": writer.host,
@@ -128,7 +127,7 @@ def _facts(tongue: Tongue, kind: str, incident: Incident, writer: Writer) -> dic
         "gap": tongue.of(gap) if gap else "",
         "opened": opened,
         "resolved": "" if resolved is None else tongue.lasted.format(
-            at=_time(resolved), lasted=_lasted(tongue, resolved - incident.wall_opened)),
+            at=utc(resolved), lasted=_lasted(tongue, resolved - incident.wall_opened)),
         "next": " ".join(advice), "folder": "" if trial_ else str(writer.incidents / incident.id),
     }.items()}
 
@@ -167,10 +166,6 @@ def _rank(urgency: str) -> int:
 def _line(text: str) -> str:
     """One line that every encoder takes: a log line may hold bytes that are no UTF-8."""
     return " ".join(text.split())[:text_limit].encode("utf-8", "replace").decode()
-
-
-def _time(wall: float) -> str:
-    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def _lasted(tongue: Tongue, seconds: float) -> str:
