@@ -56,6 +56,11 @@ def test_a_changed_service_takes_the_place_of_the_old_one() -> None:
     assert [service.since for service in scene.world.with_service(changed).services] == [5.0, 0.0]
 
 
+def test_what_it_holds_already_makes_no_new_world() -> None:
+    assert WORLD.with_engine(WORLD.engine("backup")) is WORLD
+    assert WORLD.with_service(WORLD.service("primary")) is WORLD
+
+
 @pytest.mark.parametrize("phase", Phase)
 def test_the_route_leads_to_what_serves_or_is_only_suspected_and_that_is_remembered(phase: Phase) -> None:
     engine = replace(WORLD.engine("primary"), life=State(phase=phase))

@@ -506,4 +506,4 @@ TestWorldMachine.settings = settings(max_examples=25, stateful_step_count=30, de
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_many_more_histories_keep_the_same_rules() -> None:
-    run_state_machine_as_test(WorldMachine, settings=settings(max_examples=200, stateful_step_count=30))
+    run_state_machine_as_test(WorldMachine, settings=settings(max_examples=100, stateful_step_count=30))

@@ -136,7 +136,7 @@ class World:
         return replace(self, engines=tuple(engine if e.name == engine.name else e for e in self.engines))
 
     def with_service(self, service: Service) -> World:
-        if any(known is service for known in self.services):
+        if self.service(service.name) is service:
             return self
         return replace(self, services=tuple(service if s.name == service.name else s for s in self.services))
 
