@@ -115,6 +115,8 @@ CASES: dict[str, tuple[Case, tuple[str, ...], tuple[str, ...]]] = {
                           ("--gpu-memory-utilization 0.83 .it is 0.8", "fp8: it halves the KV cache to 8.0 GiB, which fits into 14.0"), ()),
     "no share fits": (of("startup_kv_insufficient", KV | {"kv_available_bytes": GIB, "total_bytes": 24 * GIB},
                          "gpu-memory-utilization=0.9"), ("fp8 halves .* more than the 1.0 GiB",), ("utilization 1",)),
+    "fp8 may lack a block": (of("startup_kv_insufficient", KV | {"kv_available_bytes": 8 * GIB, "total_bytes": 24 * GIB},
+                              "gpu-memory-utilization=0.5"), ("utilization 0.84",), ("fp8",)),
     "fp8 is used already": (of("startup_kv_insufficient", KV, "kv-cache-dtype=fp8"), ("--max-model-len 114688",), ("fp8 halves", "Or set")),
     "not one block": (log("startup_kv__no_available_blocks_0112", args=flags("gpu-memory-utilization=0.8")),
                       ("--gpu-memory-utilization 0.86", "quantized model"), ("max-model-len",)),
