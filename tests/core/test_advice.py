@@ -162,7 +162,8 @@ CASES: dict[str, tuple[Case, tuple[str, ...], tuple[str, ...]]] = {
     "killed from outside, beside its folder": (of("engine_proc_died", files=True, longest=prompt(20_000)),
                                                ("kernel.txt beside this page", "if it ends like this again"), ("chunked",)),
     "killed, and by which signal": (of("engine_proc_died", {"exit_code": -9}, files=True), ("signal 9",), ("beside this page",)),
-    "a hang": (of("engine_hang", files=True), ("stacks.txt",), ()),
+    "a hang": (of("engine_hang", files=True), ("stacks.txt", "try --enforce-eager or"), ()),
+    "a hang in eager mode": (of("engine_hang", None, "enforce-eager=True"), ("another --attention-backend",), ("try --enforce-eager",)),
     "vLLM's own stack dump": (log("engine_stall_dump__watchdog_033"), ("VLLM_STACK_DUMP_for_engine_0_377.log",), ()),
     "a dead engine, beside its folder": (of("engine_dead_v1", files=True), ("log-tail.txt",), ()),
     # the card

@@ -116,6 +116,9 @@ BUS = T("{who} ended in a bus error (signal 7): /dev/shm is too small or a disk 
 READ_STACKS = T("Read stacks.txt beside this page: look for VLLM::EngineCore and its workers; the topmost lines of their "
                 "MainThread say what they wait for.",
                 "看本目录的 stacks.txt：找 VLLM::EngineCore 及其 worker，MainThread 最上面的几行就是它在等什么。")
+OTHER_BACKEND = T("If it returns, give the stacks and the vLLM version to its maintainers; meanwhile try another "
+                  "--attention-backend (--enforce-eager is set already).",
+                  "若再次发生，把堆栈和 vLLM 版本反馈给上游；同时尝试更换 --attention-backend（--enforce-eager 已设置）。")
 DUMPED_STACK = T("vLLM wrote the stack itself: {path}.", "vLLM 自己写了堆栈：{path}。")
 READ_LOG = T("Read log-tail.txt beside this page from its end upwards to the first traceback: it holds the root cause.",
              "从本目录 log-tail.txt 末尾往上找第一个 traceback，根因在那里。")
