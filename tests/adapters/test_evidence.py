@@ -26,6 +26,7 @@ from vllm_watchdog.config_sections import Evidence as Limits
 from vllm_watchdog.core.commands import Dump
 from vllm_watchdog.core.events import Dumped
 from vllm_watchdog.core.readings import Mark
+from vllm_watchdog.core.records import Kind, parse
 from vllm_watchdog.launch import Launch
 from vllm_watchdog.proc import MARK_ENV
 
@@ -379,6 +380,12 @@ def serve(answer: bytes, drip_s: float = 0) -> tuple[str, threading.Thread]:
     thread = threading.Thread(target=answer_once)
     thread.start()
     return f"http://127.0.0.1:{listening.getsockname()[1]}/metrics", thread
+
+
+def test_a_line_of_the_kernel_has_the_incidents_own_clock() -> None:
+    line = parts._kernel_line(b"3,812,4250999,-;NVRM: Xid (PCI:0000:3b:00): 79\n SUBSYSTEM=pci\n", 1_764_464_798.0)
+    assert line == "[Sun Nov 30 01:06:42 2025] NVRM: Xid (PCI:0000:3b:00): 79"
+    assert parse(line)[0].kind is Kind.KERNEL
 
 
 def test_metrics_are_taken_as_they_come() -> None:

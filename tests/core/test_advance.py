@@ -266,6 +266,16 @@ def test_an_exit_is_kept_with_whose_doing_it_was() -> None:
     assert scene.engine().ended == Ended("primary#1", 0, ours=True)
 
 
+def test_a_sound_engine_that_is_stopped_has_no_end_in_the_incident() -> None:
+    scene = Scene(SOLO).serve()
+    scene.crash("primary", 5.0)
+    scene.serve()
+    scene.ask("restart", "primary")
+    scene.feed(e.Exited(6.0, scene.engine().mark, 0))
+    assert scene.engine().ended == Ended("primary#2", 0, ours=True)
+    assert scene.world.incidents[0].ended == Ended("primary#1", 1, ours=False)
+
+
 def test_a_clean_stop_leaves_an_open_incident_open_and_says_so() -> None:
     scene = Scene(SOLO).serve()
     scene.crash("primary", 5.0)

@@ -115,6 +115,8 @@ CASES: dict[str, tuple[Case, tuple[str, ...], tuple[str, ...]]] = {
                           ("--gpu-memory-utilization 0.83 .it is 0.8", "fp8: it halves the KV cache to 8.0 GiB, which fits into 14.0"), ()),
     "no share fits": (of("startup_kv_insufficient", KV | {"kv_available_bytes": GIB, "total_bytes": 24 * GIB},
                          "gpu-memory-utilization=0.9"), ("fp8 halves .* more than the 1.0 GiB",), ("utilization 1",)),
+    "fp8 may lack a block": (of("startup_kv_insufficient", KV | {"kv_available_bytes": 8 * GIB, "total_bytes": 24 * GIB},
+                              "gpu-memory-utilization=0.5"), ("utilization 0.84",), ("fp8",)),
     "fp8 is used already": (of("startup_kv_insufficient", KV, "kv-cache-dtype=fp8"), ("--max-model-len 114688",), ("fp8 halves", "Or set")),
     "not one block": (log("startup_kv__no_available_blocks_0112", args=flags("gpu-memory-utilization=0.8")),
                       ("--gpu-memory-utilization 0.86", "quantized model"), ("max-model-len",)),
@@ -160,7 +162,8 @@ CASES: dict[str, tuple[Case, tuple[str, ...], tuple[str, ...]]] = {
     "killed from outside, beside its folder": (of("engine_proc_died", files=True, longest=prompt(20_000)),
                                                ("kernel.txt beside this page", "if it ends like this again"), ("chunked",)),
     "killed, and by which signal": (of("engine_proc_died", {"exit_code": -9}, files=True), ("signal 9",), ("beside this page",)),
-    "a hang": (of("engine_hang", files=True), ("stacks.txt",), ()),
+    "a hang": (of("engine_hang", files=True), ("stacks.txt", "try --enforce-eager or"), ()),
+    "a hang in eager mode": (of("engine_hang", None, "enforce-eager=True"), ("another --attention-backend",), ("try --enforce-eager",)),
     "vLLM's own stack dump": (log("engine_stall_dump__watchdog_033"), ("VLLM_STACK_DUMP_for_engine_0_377.log",), ()),
     "a dead engine, beside its folder": (of("engine_dead_v1", files=True), ("log-tail.txt",), ()),
     # the card

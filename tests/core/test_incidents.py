@@ -149,6 +149,7 @@ def test_the_time_without_an_engine_adds_up() -> None:
     incident = up(down(incident, 120.0), 122.5)
     assert (incident.down_s, incident.up_at) == (10.5, 122.5)
     assert up(down(incident, 130.0), 129.0).down_s == 10.5
+    assert up(down(incident, 103.0), 124.0).down_s == 12.0      # known late, and some of it was counted then
 
 
 def test_of_many_deaths_the_last_are_kept() -> None:

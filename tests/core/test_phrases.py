@@ -42,8 +42,8 @@ def test_a_blank_that_nobody_fills_stays_empty() -> None:
 
 def test_a_sentence_in_a_blank_is_said_in_its_own_language() -> None:
     told = filled(DEEDS["failover"], leaving="primary", to="backup", because=BECAUSE["failures"])
-    assert told.en == "failover from primary to backup, because it failed too often"
-    assert told.zh == "故障切换：primary → backup，原因：多次失败"
+    assert told.en == "failover from primary to backup, because it failed more than after_failures times"
+    assert told.zh == "故障切换：primary → backup，原因：失败次数超过 after_failures"
 
 
 def test_several_sentences_are_one() -> None:

@@ -90,6 +90,10 @@ def test_the_gap_is_told_while_it_lasts_and_when_it_is_over() -> None:
     down = incidents.down(one(), 5.0)
     assert story.gap(down).en == "No engine serves since 11:06:45Z."
     assert story.gap(incidents.up(down, 53.2)).en == "No engine served for 48.2 s, until 11:07:33Z."
+    stopped = noted(incidents.up(down, 53.2), 53.2, "left")
+    assert story.gap(stopped).en == (
+        "No engine served for 48.2 s, until the watchdog was stopped at 11:07:33Z; none serves since.")
+    assert story.gap(noted(incidents.up(down, 53.2), 60.0, "left")).en.endswith("until 11:07:33Z.")
     assert story.gap(one("disk_low", service=HOST)) is None
     assert story.gap(one("snapshot")) is None
 
@@ -179,6 +183,8 @@ def test_only_an_exit_that_was_not_our_doing_is_a_fact() -> None:
 
 def test_a_held_engine_is_let_go_by_a_last_step() -> None:
     held = replace(one("bad_args", Urgency.PAGE), page="primary is held: " + "x" * 900, paged_for="primary")
+    assert "`args` of [engines.primary]" in story.advice(held)[-1].en
+    assert "`llm-watchdog reload`, which says what needs a restart of the watchdog" in story.advice(held)[-1].en
     assert "`llm-watchdog restart primary`" in story.advice(held)[-1].en
     assert len(story.state(held).en) < 300
     assert all("restart primary" not in line.en for line in story.advice(replace(held, class_="wedged")))

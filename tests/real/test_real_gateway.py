@@ -1,12 +1,14 @@
 """The gateway in front of a real vLLM: what clients see while the engine behind it serves, dies and is replaced.
 
-One daemon and one gateway for all tests, in this order; the engines are killed three times and started five times.
+One daemon and one gateway for all tests, in this order: the cold backup takes over from a killed primary, the next daemon
+makes a hot pair of them, an operator fails back, and each of the pair is killed.  Three kills, five starts.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -16,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.real.clients import BENCH, BROKEN_OFF, OPENAI, Asked, ask, exchanged
-from tests.real.conftest import Figures
+from tests.real.conftest import Figures, lacking
 from tests.real.rig import CONTEXT, PLAIN, START_S, RealWatchdog, Vllm
 from tests.system.harness import Doc, free_port
 from tests.system.test_gateway import gateway
@@ -37,7 +39,8 @@ def sections() -> dict[str, Doc]:
 @pytest.fixture(scope="module")
 def host(vllm: Vllm, sections: dict[str, Doc], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealWatchdog]:
     engines = {"primary": vllm.engine(), "backup": {"backup_for": "primary", "port": free_port(), "args": {}}}
-    made = RealWatchdog(tmp_path_factory.mktemp("gateway"), engines, **sections)
+    first = {"failover": sections["failover"] | {"after_failures": 0}}      # by default a cold backup waits for the second
+    made = RealWatchdog(tmp_path_factory.mktemp("gateway"), engines, **(sections | first))
     made.start()
     yield made
     made.finish()       # no process, port, socket or lock is left, and the journal replays
@@ -158,41 +161,62 @@ def test_cold_failover_costs_those_that_wait_a_pause_and_no_error(host: RealWatc
     killed, begun, others = killed_under_load(host, url, "primary")
     assert [each.verdict for each in begun] == ["cut"] * 2
     assert [each.verdict for each in others] == ["whole"] * 8
-    assert host.up("primary", after=1)["generation"] == 2
+    assert host.up("backup")["generation"] == 1
+    assert (host.engine("primary")["phase"], host.engine("primary")["generation"]) == ("stopped", 1)
+    assert host.since(killed, "engine.spawned", engine="backup#1") > host.since(killed, "engine.emptied", engine="primary#1")
     told = in_flight(host, "primary#1")
-    figures("core killed under load, cold, through the gateway", detected_s=host.since(killed, "engine.phase"),
-            recovered_s=gap_s(killed, others), note=f"2 streams cut: {begun[0].error!r}; 8 of 8 others answered; {told}")
+    figures("core killed under load, cold backup, through the gateway", detected_s=host.since(killed, "engine.phase"),
+            recovered_s=gap_s(killed, others),
+            note=f"2 streams cut: {begun[0].error!r}; 8 of 8 others answered by the backup; {told}")
 
 
-def test_a_daemon_told_of_a_hot_backup_adopts_the_primary_and_starts_it(
+def test_a_daemon_told_of_a_hot_backup_adopts_it_and_starts_the_primary_beside_it(
     host: RealWatchdog, url: str, sections: dict[str, Doc], figures: Figures
 ) -> None:
     free = psutil.virtual_memory().available
     if free < PAIR_BYTES - (3 << 30):      # one runs already
-        pytest.skip(f"{free >> 20} MiB of memory are free, too few for a second engine")
+        lacking(f"{free >> 20} MiB of memory are free, too few for a second engine: {(PAIR_BYTES >> 20) - 3072} are needed")
     asked = Asked(url, "while the daemon is away", 2_000, stream=True)
     host.until(lambda: asked.first_at, "the stream does not begin", START_S)
-    before, log = host.up("primary")["pid"], host.folder / "gateway.log"
+    before, log = host.up("backup")["pid"], host.folder / "gateway.log"
     known = len(log.read_text())
     killed = time.time()
     host.kill()
     host.engines["backup"]["standby"] = "hot"
     host.configure(**(PLAIN | sections))
     host.start()
-    host.up("backup")
-    assert host.up("primary")["pid"] == before
+    host.up("primary", after=1)
+    assert host.up("backup")["pid"] == before
     asked.join(START_S)
     assert asked.verdict == "whole"
-    assert "primary is" not in log.read_text()[known:], "it had no route while the next daemon came up"
+    unserved = re.findall(r"(?:primary|backup) is \w+", log.read_text()[known:])
+    assert not unserved, "it had no route while the next daemon came up"
     figures("kill -9 of the daemon under a stream", detected_s=host.since(killed, "engine.adopted"),
-            recovered_s=host.since(killed, "engine.ready", engine="backup#1"),
-            note="the stream was whole, the route stayed; then the hot backup, now configured, came up")
+            recovered_s=host.since(killed, "engine.ready", engine="primary#2"),
+            note="the stream was whole, the route stayed; then the primary, now one of a hot pair, came up beside it")
 
 
 @pytest.fixture
 def pair(host: RealWatchdog) -> None:
     if "standby" not in host.engines["backup"]:
-        pytest.skip("no hot backup runs")
+        lacking("no hot backup runs")
+
+
+@pytest.mark.usefixtures("pair")
+def test_failback_within_a_hot_pair_breaks_no_stream(host: RealWatchdog, url: str, figures: Figures) -> None:
+    stays = Asked(url, "begun at the backup", 500, stream=True)
+    host.until(lambda: stays.first_at, "the stream does not begin", START_S)
+    before = host.metric("primary", "vllm:generation_tokens_total")
+    asked = time.time()
+    assert host.cli("failback").code == 0
+    assert stays.is_alive(), "it ended before the route changed: this proves nothing"
+    comes = Asked(url, "asks after it", 64, stream=True)
+    for each in (stays, comes):
+        each.join(START_S)
+        assert each.verdict == "whole"
+    assert host.metric("primary", "vllm:generation_tokens_total") >= before + 64
+    figures("operator's failback within a hot pair", recovered_s=gap_s(asked, [comes]),
+            note="the stream that had begun ended whole at the backup, the next one was the primary's")
 
 
 @pytest.mark.usefixtures("pair")

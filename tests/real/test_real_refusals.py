@@ -1,17 +1,21 @@
-"""What a restart can't cure is tried once on a real vLLM, then held with its reason: three services of one daemon."""
+"""What a restart can't cure is tried once on a real vLLM, then held with its reason: four services of one daemon."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
 
 import pytest
 from tests.real.conftest import Figures
-from tests.real.rig import START_S, RealWatchdog, Vllm
+from tests.real.rig import CONTEXT, START_S, RealWatchdog, Vllm
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+
+TOO_LONG = 4 * CONTEXT      # tokens: 2 GiB of KV cache, and an engine has 1
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +30,9 @@ def host(vllm: Vllm, stranger: int, tmp_path_factory: pytest.TempPathFactory) ->
     engines = {
         "flag": vllm.engine(args={"swap-space": 4}),
         "model": vllm.engine(model="/nonexistent/model"),
+        "cache": vllm.engine(args={
+            "max-model-len": TOO_LONG, "hf-overrides": json.dumps({"max_position_embeddings": TOO_LONG}),
+        }),
         "port": vllm.engine(port=stranger),
     }
     made = RealWatchdog(tmp_path_factory.mktemp("refused"), engines)
@@ -62,11 +69,24 @@ def test_a_missing_model_is_held_after_one_try_with_the_reason(host: RealWatchdo
     figures("a model that is not there", detected_s=age_of(host, "log.finding", "model#1"), note=f"held: {why[:60]}…")
 
 
+def test_a_kv_cache_that_can_never_fit_is_held_after_one_try_and_the_page_says_what_does(
+    host: RealWatchdog, figures: Figures
+) -> None:
+    why = held(host, "cache", "startup_kv_insufficient")
+    row = host.incident("cache")
+    assert row
+    page = (host.bundle(row) / "README.md").read_text()
+    fits = re.search(r"Set --max-model-len (\d+)", page)
+    assert fits and 0 < int(fits[1]) < TOO_LONG, page
+    figures("a KV cache that can never fit", detected_s=age_of(host, "log.finding", "cache#1"),
+            note=f"held; the page says that {int(fits[1]):,} tokens fit: {why[:60]}…")
+
+
 def test_held_engines_are_left_alone_and_the_daemon_stops_cleanly(host: RealWatchdog) -> None:
     time.sleep(3)
     code, doc = host.words("status")
     assert (code, doc["health"]) == (3, "down")
-    assert [engine["generation"] for engine in doc["engines"]] == [1, 1, 1]
+    assert [engine["generation"] for engine in doc["engines"]] == [1] * 4
     host.engines.pop("port")    # its port is ours
     host.finish()
 

@@ -38,8 +38,8 @@ DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}        # without it vLLM has no /sleep 
 PROFILE = ("max-model-len", "max-num-seqs", "max-num-batched-tokens", "gpu-memory-utilization", "tensor-parallel-size",
            "quantization", "kv-cache-dtype", "enforce-eager")
 SIZING_FLAGS = frozenset({
-    "api-server-count", "cpu-offload-gb", "enable-chunked-prefill", "gpu-memory-utilization", "kv-cache-dtype",
-    "max-model-len", "max-num-batched-tokens", "max-num-seqs", "swap-space",
+    "api-server-count", "cpu-offload-gb", "enable-chunked-prefill", "enforce-eager", "gpu-memory-utilization",
+    "kv-cache-dtype", "max-model-len", "max-num-batched-tokens", "max-num-seqs", "swap-space",
 })
 
 

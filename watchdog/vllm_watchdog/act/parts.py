@@ -164,12 +164,13 @@ def _kernel_view(pid: int) -> str:
 def kernel(_: Scene, deadline_s: float) -> str:
     """The end of the kernel's log.  The oldest record comes first, and a read at the end says EAGAIN."""
     lines: deque[str] = deque(maxlen=KERNEL_LINES)
+    booted = time.time() - time.monotonic()
     until = time.monotonic() + deadline_s
     fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         while time.monotonic() < until:
             try:
-                lines.append(_kernel_line(os.read(fd, 8192)))
+                lines.append(_kernel_line(os.read(fd, 8192), booted))
             except BlockingIOError:
                 break
             except BrokenPipeError:  # overwritten while we read: the next read goes on behind the gap
@@ -179,9 +180,11 @@ def kernel(_: Scene, deadline_s: float) -> str:
     return "\n".join((*lines, ""))
 
 
-def _kernel_line(record: bytes) -> str:
+def _kernel_line(record: bytes, booted: float) -> str:
+    """As `dmesg -T` has it, in UTC, the incident's own clock; `booted`: epoch seconds."""
     head, _, text = record.decode(errors="replace").partition(";")
-    return f"[{int(head.split(',')[2]) / 1e6:12.6f}] {text.splitlines()[0] if text else ''}"
+    stamp = time.asctime(time.gmtime(booted + int(head.split(",")[2]) / 1e6))
+    return f"[{stamp}] {text.splitlines()[0] if text else ''}"
 
 
 def cgroup(scene: Scene, _: float) -> str:

@@ -95,7 +95,8 @@ def _exited(turn: Turn, event: events.Exited) -> None:
         ours = engine.phase in (Phase.STOPPING, Phase.KILLING)
         ended = Ended(str(event.mark), event.code, ours)
         turn.change(engine.name, exit_code=event.code, ended=ended)
-        turn.amend(engine.name, lambda incident: replace(incident, ended=ended))
+        if engine.life.charged or not ours:     # a change of sides stops a sound engine: no part of what went wrong
+            turn.amend(engine.name, lambda incident: replace(incident, ended=ended))
         turn.sign(engine.name, Sign.EXIT)
 
 

@@ -68,6 +68,10 @@ def _stacks(case: Case) -> Lines | None:
     return lines + ((r.READ_STACKS,) if case.files else ()) or None
 
 
+def _hang(case: Case) -> Lines | None:
+    return (r.OTHER_BACKEND,) if dict(case.args).get("enforce-eager") == "True" else None
+
+
 def _kernel(case: Case) -> Lines | None:
     """The signal was told already, with the same file."""
     return () if _ended(case) else (r.READ_KERNEL,) if case.files else None
@@ -162,6 +166,7 @@ RULES: dict[Text, Callable[[Case], Lines | None]] = {
     c.HOST_MEM: memory.host_memory,
     c.KERNEL: _kernel,
     c.STACKS: _stacks,
+    c.HANG: _hang,
     c.FIRST_LINE: _first_line,
     c.POISON: _poison,
     c.REPLACE: _replace,

@@ -158,8 +158,10 @@ def waited(incident: Incident, wait: Wait) -> Incident:
 
 
 def down(incident: Incident, at: float) -> Incident:
-    """Nobody serves, since `at`."""
-    return incident if incident.down_at is not None else replace(incident, down_at=at)
+    """Nobody serves, since `at`; what lies before the last return counted then."""
+    if incident.down_at is not None:
+        return incident
+    return replace(incident, down_at=at if incident.up_at is None else max(at, incident.up_at))
 
 
 def up(incident: Incident, at: float) -> Incident:

@@ -59,17 +59,19 @@ RESOLVED = T("Resolved after {lasted}; nothing more must be done now.", "已恢�
 RESOLVED_HELD = T("The service is restored, but {engine} still needs a human: {page}.",
                   "服务已恢复，但 {engine} 仍需人工处理：{page}。")
 NEEDED = T("Not resolved, a human is needed: {page}.", "未恢复，需要人工处理：{page}。")
-THEN = T("Then, if the configuration was changed, restart the watchdog (`systemctl restart llm-watchdog`); if not, "
-         "`llm-watchdog restart {engine}`.",
-         "改过配置后重启 watchdog（systemctl restart llm-watchdog）；未改配置则执行 llm-watchdog restart {engine}。")
+THEN = T("Flags stand in `args` of [engines.{engine}] in the configuration. After a change: `llm-watchdog reload`, which "
+         "says what needs a restart of the watchdog. Then, changed or not: `llm-watchdog restart {engine}`; the others "
+         "serve on.",
+         "参数写在配置文件 [engines.{engine}] 的 args 里。改后执行 llm-watchdog reload（它会说明哪些改动须重启 watchdog）；"
+         "无论是否改过，都再执行 llm-watchdog restart {engine}，其他引擎不受影响。")
 LEFT = T("Not resolved: the watchdog was stopped by an operator, its engines with it; it goes on when the watchdog starts "
          "again.",
          "未恢复：watchdog 已被运维人员停止，引擎随之停止；下次启动后继续。")
 WATCHED = T("Not over: it is watched, and nothing had to be stopped.", "未结束：持续观察中，暂未停止任何引擎。")
 DOWN = T("Not resolved: no engine serves since {time}; the watchdog is replacing it.",
          "未恢复：{time} 起无引擎提供服务，watchdog 正在替换。")
-UP = T("An engine serves; resolved when it has stayed calm for a while.",
-       "引擎正在提供服务；稳定一段时间后判定恢复。")
+UP = T("An engine serves, nothing must be done now; resolved when it has stayed calm for a while.",
+       "引擎正在提供服务，目前无需处理；稳定一段时间后判定恢复。")
 
 # -- why only a human can help
 HELD_ALIKE = T("{engine} is held: another try would fail alike ({why})", "{engine} 已停止重试：再试也会同样失败（{why}）")
@@ -90,6 +92,8 @@ UNKILLABLE = T("{engine} survived SIGKILL for {after} s (PID {pid}); no second e
 # -- what clients saw
 NEVER_DOWN = T("The service was never without an engine.", "服务未中断。")
 DOWN_SINCE = T("No engine serves since {time}.", "{time} 起无引擎提供服务。")
+DOWN_UNTIL_LEFT = T("No engine served for {s}, until the watchdog was stopped at {time}; none serves since.",
+                    "无引擎提供服务共 {s}，{time} watchdog 被停止，此后仍无引擎服务。")
 DOWN_FOR = T("No engine served for {s}, until {time}.", "无引擎提供服务共 {s}，至 {time}。")
 WAITED = T("{n} requests waited in the gateway and were answered: the longest after {longest}, half of them within {median}",
            "{n} 个请求在网关等待后得到应答：最长 {longest}，中位 {median}")
@@ -141,7 +145,8 @@ DEEDS = {
     "action": T("{text}", "{text}"),
 }
 BECAUSE = {
-    "failures": T("it failed too often", "多次失败"), "oom_again": T("it ran out of memory again", "再次显存不足"),
+    "failures": T("it failed more than after_failures times", "失败次数超过 after_failures"),
+    "oom_again": T("it ran out of memory again", "再次显存不足"),
     "degraded": T("its GPU memory stayed over the limit", "显存持续超限"), "held": T("it is held", "已停止重试"),
     "operator": T("an operator asked for it", "人工操作"), "down": T("it failed and the other was ready",
                                                                      "当前引擎失效，另一引擎已就绪"),

@@ -91,10 +91,10 @@ LONG_PROMPT = T("A prompt of about {tokens} tokens was in flight: limit it with 
 MAYBE_PROMPT = T("A prompt of about {tokens} tokens was in flight: if it ends like this again with a long one, limit "
                  "--max-model-len.",
                  "当时有一个约 {tokens} token 的 prompt：若再次在长 prompt 时出现，用 --max-model-len 限制。")
-READ_KERNEL = T("Read kernel.txt beside this page: an OOM kill, an Xid or a segfault of that minute. If it shows none, "
-                "a person or a program of this host ended the process (`kill`, a container runtime).",
-                "看本目录的 kernel.txt：当时是否有 OOM kill、Xid 或段错误；若都没有，则是本机的人或程序结束了进程"
-                "（kill、容器运行时）。")
+READ_KERNEL = T("Read the end of kernel.txt beside this page (UTC): an OOM kill, an Xid or a segfault of that minute? If "
+                "not, a person or a program of this host ended the process (`kill`, a container runtime).",
+                "看本目录 kernel.txt 的末尾（UTC）：当时是否有 OOM kill、Xid 或段错误；若都没有，则是本机的人或程序"
+                "结束了进程（kill、容器运行时）。")
 QUARANTINED = T("The gateway keeps that prompt (content {hash}) from the engines; after correcting the limit clear the "
                 "list: see the quarantine in docs/behaviour.md.",
                 "网关已拦下该 prompt（内容 {hash}）；调整限制后可清空隔离名单，见 docs/behaviour.md 的 quarantine。")
@@ -116,6 +116,9 @@ BUS = T("{who} ended in a bus error (signal 7): /dev/shm is too small or a disk 
 READ_STACKS = T("Read stacks.txt beside this page: look for VLLM::EngineCore and its workers; the topmost lines of their "
                 "MainThread say what they wait for.",
                 "看本目录的 stacks.txt：找 VLLM::EngineCore 及其 worker，MainThread 最上面的几行就是它在等什么。")
+OTHER_BACKEND = T("If it returns, give the stacks and the vLLM version to its maintainers; meanwhile try another "
+                  "--attention-backend (--enforce-eager is set already).",
+                  "若再次发生，把堆栈和 vLLM 版本反馈给上游；同时尝试更换 --attention-backend（--enforce-eager 已设置）。")
 DUMPED_STACK = T("vLLM wrote the stack itself: {path}.", "vLLM 自己写了堆栈：{path}。")
 READ_LOG = T("Read log-tail.txt beside this page from its end upwards to the first traceback: it holds the root cause.",
              "从本目录 log-tail.txt 末尾往上找第一个 traceback，根因在那里。")

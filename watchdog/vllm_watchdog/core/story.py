@@ -61,7 +61,7 @@ def state(incident: Incident) -> Text:
         lasted = duration(incident.wall_resolved - incident.wall_opened)
         text = p.RESOLVED_HELD if incident.page else p.RESOLVED
         return filled(text, lasted=lasted, engine=incident.paged_for, page=page)
-    if _left(incident):
+    if _left_at(incident) is not None:
         return p.LEFT
     if incident.page:
         return filled(p.NEEDED, page=page)
@@ -80,10 +80,10 @@ def _clipped(text: str) -> str:
     return text if len(text) <= PAGE_SHOWN else f"{text[:PAGE_SHOWN]}…"
 
 
-def _left(incident: Incident) -> bool:
-    """Was the watchdog stopped, and nothing begun since?"""
-    last = (entry.what for entry in reversed(incident.timeline) if entry.what in ("left", "started", "woken", "ready"))
-    return next(last, "") == "left"
+def _left_at(incident: Incident) -> float | None:
+    """When the watchdog was stopped; None: it was not, or something was begun since."""
+    turns = (entry for entry in reversed(incident.timeline) if entry.what in ("left", "started", "woken", "ready"))
+    return next((entry.at if entry.what == "left" else None for entry in turns), None)
 
 
 def actions(incident: Incident) -> tuple[Step, ...]:
@@ -107,7 +107,9 @@ def gap(incident: Incident) -> Text | None:
         return filled(p.DOWN_SINCE, time=clock(incident, incident.down_at))
     if incident.up_at is None:
         return p.NEVER_DOWN
-    return filled(p.DOWN_FOR, s=duration(incident.down_s), time=clock(incident, incident.up_at))
+    left_at = _left_at(incident)
+    text = p.DOWN_FOR if left_at is None or incident.up_at < left_at else p.DOWN_UNTIL_LEFT
+    return filled(text, s=duration(incident.down_s), time=clock(incident, incident.up_at))
 
 
 def clients(incident: Incident) -> tuple[Text, ...]:
