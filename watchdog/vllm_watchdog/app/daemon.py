@@ -327,6 +327,7 @@ class Daemon:
     def _host_sampled(self, event: Event) -> None:
         self.inbox.put(event)
         if isinstance(event, HostSampled):
+            self.engines.sampled(event.trees)
             self.samples.take(self.sampler.take(self.world))
 
     def _context(self, command: c.Dump) -> Context:
