@@ -116,6 +116,9 @@ class Teller:
     def _exits(self, at: float, whose: str, code: str) -> e.Event:
         return e.Exited(at, mark(whose), int(code))
 
+    def _loses(self, at: float, whose: str, name: str, pid: str = "101") -> e.Event:
+        return e.MemberDied(at, mark(whose), int(pid), name)
+
     def _empty(self, at: float, whose: str, *pids: str) -> e.Event:
         return e.Emptied(at, mark(whose), tuple(Holder(int(pid), "VLLM::EngineCore", mark(whose)) for pid in pids))
 

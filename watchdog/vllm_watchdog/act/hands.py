@@ -1,9 +1,10 @@
 """Starts, stops and kills the processes of one engine, and tells of their end at once.
 
-One thread an engine sleeps in `poll` over three things: commands (in order), the pidfd of the leader (so that `Exited`
-is posted within a millisecond of the death), and the pidfds of what a `Kill` has struck.  The loop's calls only
-enqueue.  The thread blocks on fork and exec, and on a full disk while room is made; it never waits for a process.  Must
-never signal what is not surely ours, and never start a generation while a process of another one of the same engine lives.
+One thread an engine sleeps in `poll` over four things: commands (in order), the pidfd of the leader (so that `Exited`
+is posted within a millisecond of the death), those of its cores and workers, and those of what a `Kill` has struck.
+The loop's calls only enqueue.  The thread blocks on fork and exec, on a full disk while room is made, and for TOGETHER_S
+at a death under a leader that lives.  Must never signal what is not surely ours, and never start a generation while a
+process of another one of the same engine lives.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import queue
 import select
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from vllm_watchdog.act.leader import Leader, RefusedError, adopt, spawn
+from vllm_watchdog.act.members import Members, Titled, titled
 from vllm_watchdog.act.purge import Purge, reap
 from vllm_watchdog.cgroup import Group, Groups
 from vllm_watchdog.core.commands import Adopt, Kill, Spawn, Term
-from vllm_watchdog.core.events import Emptied, Event, Exited, Spawned, SpawnFailed
-from vllm_watchdog.core.readings import Mark
+from vllm_watchdog.core.events import Emptied, Event, Exited, MemberDied, Spawned, SpawnFailed
+from vllm_watchdog.core.readings import Mark, Process
 from vllm_watchdog.launch import Launch
 from vllm_watchdog.proc import MarkIndex, deliver, holding, listeners
 
 GROUP_AFTER_S = 5.0  # a vLLM asked while it was loading left TERM to the leader unanswered for 90 s
+TOGETHER_S = 0.02  # a signal to a whole group reaches one process after another: is it the leader's end, too?
 TIDY_S = 5.0  # how often orphans that ended under us are reaped
 BACKLOG = 64  # the policy has at most a few commands in flight; more is a bug
 PR_SET_CHILD_SUBREAPER = 36  # prctl.h
@@ -70,6 +73,9 @@ class Hands:
         self._thread = threading.Thread(target=self._run, name=f"hands-{launch.name}", daemon=True)
         self._leader: Leader | None = None
         self._exited = False  # the leader's death was posted
+        self._members = Members()  # of the leader, while nobody has asked it to stop
+        self._sampled: tuple[Mark, Titled] | None = None  # its processes, as another thread saw them
+        self._watching = False
         self._purge: Purge | None = None
         self._orphaned = False  # its leader was gone before the purge began
         self._group_term_at: float | None = None
@@ -87,6 +93,12 @@ class Hands:
         """Never waits.  -> Exited at once where the process is not there any more."""
         self.do(Adopt(mark, pid))
 
+    def watch(self, mark: Mark, processes: Iterable[Process]) -> None:
+        """What a sample saw of a generation -> MemberDied.  Never waits; for one thread, which need not be the loop's."""
+        if (sampled := (mark, titled(processes))) != self._sampled:
+            self._sampled = sampled
+            os.eventfd_write(self._bell, 1)
+
     def stop(self, deadline_s: float) -> None:
         """Ends the thread.  The engine is left as it is: it outlives us."""
         self._stopping = True
@@ -97,8 +109,9 @@ class Hands:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._sleep()
+            ready = self._sleep()
             self._notice_death()
+            self._notice_members(ready)
             while not self._inbox.empty():
                 self._carry_out(self._inbox.get_nowait())
             now = self._clock()
@@ -109,13 +122,13 @@ class Hands:
             if now >= self._tidy_at:
                 self._tidy()
 
-    def _sleep(self) -> None:
-        """Until a command, a death, or the next deadline."""
+    def _sleep(self) -> set[int]:
+        """Until a command, a death, or the next deadline.  What can be read then."""
         watched = select.poll()
         watched.register(self._bell, select.POLLIN)
         if self._leader and not self._exited:
             watched.register(self._leader.fd, select.POLLIN)
-        for fd in self._purge.fds if self._purge else ():
+        for fd in (*self._members.fds, *(self._purge.fds if self._purge else ())):
             watched.register(fd, select.POLLIN)
         due = [self._tidy_at]
         due += [self._purge_at] if self._purge else []
@@ -125,14 +138,34 @@ class Hands:
             os.eventfd_read(self._bell)
         if self._purge and self._purge.all_died(ready):
             self._purge_at = self._clock()  # look again at once
+        return ready
 
     def _notice_death(self) -> None:
         leader = self._leader
         if leader and not self._exited and select.select([leader.fd], [], [], 0)[0]:
             self._exited = True
             self._group_term_at = None
+            self._unwatch()
             group = self._group(leader.mark)
             self._post(Exited(self._clock(), leader.mark, leader.code(), group.oom_kills if group else 0))
+
+    def _notice_members(self, ready: set[int]) -> None:
+        """Of a leader that lives and was not asked to stop; then learns whom the latest sample has shown."""
+        leader = self._leader
+        if leader is None or not self._watching:
+            return
+        died = self._members.died(ready)
+        if died and select.select([leader.fd], [], [], TOGETHER_S)[0]:
+            self._notice_death()
+            return
+        for pid, name in died:
+            self._post(MemberDied(self._clock(), leader.mark, pid, name))
+        if self._sampled and self._sampled[0] == leader.mark:
+            self._members.learn(self._sampled[1], leader.who.pid)
+
+    def _unwatch(self) -> None:
+        self._members.close()
+        self._watching = False
 
     def _carry_out(self, command: Spawn | Adopt | Term | Kill) -> None:
         match command:
@@ -178,7 +211,7 @@ class Hands:
         if self._leader:
             self._leader.release()
         self._index.learn(leader.who, leader.mark)
-        self._leader, self._exited = leader, False
+        self._leader, self._exited, self._watching = leader, False, True
 
     def _group(self, mark: Mark) -> Group | None:
         return self._groups.find(mark) if self._groups else None
@@ -189,6 +222,7 @@ class Hands:
     def _term(self, mark: Mark) -> None:
         leader = self._led(mark)
         if leader and not self._exited:
+            self._unwatch()
             leader.send(signal.SIGTERM)
             self._group_term_at = self._clock() + self._group_after_s
         else:
@@ -212,6 +246,8 @@ class Hands:
             self._purge.close()
         self._group_term_at = None
         leader = self._led(mark)
+        if leader:
+            self._unwatch()
         self._orphaned = leader is None or self._exited
         self._purge, self._purge_at = Purge(mark, leader, self._index, self._group(mark)), self._clock()
 

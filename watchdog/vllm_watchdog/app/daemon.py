@@ -283,6 +283,7 @@ class Daemon:
     def _host_sampled(self, event: Event) -> None:
         self.inbox.put(event)
         if isinstance(event, HostSampled):
+            self.engines.sampled(event.trees)
             self.samples.take(self.sampler.take(self.world))
 
     def _decided(self, command: c.Say) -> None:

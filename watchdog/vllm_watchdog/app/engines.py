@@ -6,7 +6,7 @@ The loop calls `do`: it sets attributes and enqueues, and never waits.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from vllm_watchdog.act.hands import Hands
 from vllm_watchdog.act.sleeper import Sleeper
 from vllm_watchdog.cgroup import Groups
 from vllm_watchdog.core import commands as c
-from vllm_watchdog.core.events import Event
+from vllm_watchdog.core.events import Event, MemberDied
 from vllm_watchdog.core.policy import HAS_CHILD
+from vllm_watchdog.core.readings import Tree
 from vllm_watchdog.core.world import World
 from vllm_watchdog.launch import Launch
 from vllm_watchdog.sense.logtail import LogTail
@@ -51,9 +52,22 @@ class Engines:
         }
 
     def _hands_of(self, launch: Launch) -> Hands:
-        hands: Hands = self._part(Hands(launch, self._instance, self._post, time.monotonic, groups=self._groups,
+        hands: Hands = self._part(Hands(launch, self._instance, self._heard, time.monotonic, groups=self._groups,
                                         make_room=self._make_room))
         return hands
+
+    def _heard(self, event: Event) -> None:
+        """From hands.  What a process wrote before it died is told before its death."""
+        if isinstance(event, MemberDied):
+            self._tails[event.mark.engine].member_died(event)
+        else:
+            self._post(event)
+
+    def sampled(self, trees: Iterable[Tree]) -> None:
+        """In the sensor's thread."""
+        for tree in trees:
+            if tree.mark.engine in self._hands:
+                self._hands[tree.mark.engine].watch(tree.mark, tree.processes)
 
     def wake_probes(self) -> None:
         for engine in self._world().engines:

@@ -100,6 +100,16 @@ def _exited(turn: Turn, event: events.Exited) -> None:
         turn.sign(engine.name, Sign.EXIT)
 
 
+def _member_died(turn: Turn, event: events.MemberDied) -> None:
+    """Only of what has come up, and is not being moved: while loading, processes come and go, and later they are stopped."""
+    engine = _current(turn, event.mark)
+    if engine and engine.phase in JUDGED | {Phase.ASLEEP}:
+        turn.say("engine.member_died", engine=event.mark, pid=event.pid, process=event.name)
+        turn.change(engine.name, lost_at=event.at)
+        class_ = "worker_died" if event.name.startswith("VLLM::Worker") else "engine_proc_died"
+        turn.fault(engine.name, class_, f"{event.name} (PID {event.pid}) ended while its API server lives")
+
+
 def _ended_for_memory(turn: Turn, engine: Engine, oom_kills: int) -> None:
     """Its control group counts the kernel's kills.  What happens after our own stop is not a symptom."""
     if oom_kills and (engine.life.charged or engine.phase in ALIVE):
@@ -232,6 +242,7 @@ HANDLERS: dict[type[events.Event], Callable[[Turn, Any], None]] = {
     events.Spawned: _spawned,
     events.SpawnFailed: _spawn_failed,
     events.Exited: _exited,
+    events.MemberDied: _member_died,
     events.Emptied: _emptied,
     events.Dumped: _dumped,
     events.Probed: _probed,

@@ -94,6 +94,15 @@ class Exited(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MemberDied(Event):
+    """A process that the engine can't live without is gone, and its leader is there.  `name`: the title vLLM gave it."""
+
+    mark: Mark
+    pid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Emptied(Event):
     """No process of this generation is left.  `killed`: the orphans that had to be ended after their leader."""
 

@@ -25,6 +25,7 @@ from vllm_watchdog.core.world import NOT_YET, Engine, World
 HOST = incidents.HOST
 BUNDLE_S = 10.0     # a bundle is as finished as it is by then
 LOOK_S = 0.1        # how often the GPUs are sampled while an engine waits for their memory: it was back after 0.17-0.43 s
+LEAVE_S = 0.5       # a vLLM whose core has died says why, and leaves by itself: TERM is no faster
 OOMS = frozenset({"oom_runtime", "startup_oom"})
 DOWN = "engine_down"    # of a service, so it does not end with a process
 
@@ -121,7 +122,10 @@ class Turn:
 
     def bundled(self, name: str) -> None:
         engine = self.change(name, bundles=max(0, self.world.engine(name).bundles - 1))
-        if not engine.bundles:
+        leaves_by = engine.lost_at + LEAVE_S
+        if not engine.bundles and self.at < leaves_by and engine.phase is Phase.DUMPING:
+            self.change(name, life=replace(engine.life, deadline=min(engine.life.deadline, leaves_by)))
+        elif not engine.bundles:
             self.sign(name, Sign.DUMPED)
 
     def _look(self, _: str) -> None:

@@ -33,6 +33,7 @@ class Engine:
     ready_at: float = inf
     active_at: float = 0.0              # last CPU, disk or log activity while loading
     ill_since: float = inf              # /health refused or 5xx
+    lost_at: float = -inf               # a process that it can't live without ended under its leader
     health: Health | None = None
     pulse: Pulse = Pulse()
     metrics: Metrics | Unknown = NOT_YET

@@ -12,13 +12,13 @@ import json
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
 from vllm_watchdog.core.catalog import Severity
-from vllm_watchdog.core.events import Event, LogRead
+from vllm_watchdog.core.events import Event, LogRead, MemberDied
 from vllm_watchdog.core.loading import stage_of
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.core.signatures import Phase
@@ -97,6 +97,10 @@ class LogTail:
         """We asked this generation to leave: what it writes about that is no symptom."""
         self._order(partial(self._asked_to_stop, mark))
 
+    def member_died(self, event: MemberDied) -> None:
+        """Posts it when what was written before is told; not of a server that somebody has asked to stop: it ends them."""
+        self._order(partial(self._member_died, event))
+
     def stop(self, deadline_s: float) -> None:
         self._stopping.set()
         self._woken.set()
@@ -124,7 +128,7 @@ class LogTail:
         """One bounded step.  True: there may be more to read at once."""
         self._complain()
         self._skip_what_is_too_much()
-        more = all(self._read() for _ in range(TURN_BLOCKS))    # ends at the first empty read
+        more = self._read_on()
         at = self._clock()
         if self._pending and (at - self._grew_at >= QUIET_S or at - self._found_at >= BURST_S or not self._fatal()):
             self._tell()
@@ -133,6 +137,10 @@ class LogTail:
         if self._file.size >= self._rotate_bytes and at >= self._rotate_at:
             self._rotate()
         return more
+
+    def _read_on(self) -> bool:
+        """What is there, a bounded part of it.  True: there may be more."""
+        return all(self._read() for _ in range(TURN_BLOCKS))    # ends at the first empty read
 
     def _read(self) -> bool:
         """One block."""
@@ -206,7 +214,16 @@ class LogTail:
 
     def _asked_to_stop(self, mark: Mark) -> None:
         if mark == self._mark:
+            self._read_on()         # what it wrote until now is no answer to us
             self._reader.stop_requested()
+
+    def _member_died(self, event: MemberDied) -> None:
+        if event.mark == self._mark:
+            self._read_on()
+            self._tell()
+            if self._reader.phase is Phase.SHUTDOWN:
+                return
+        self._post(replace(event, at=self._clock()))
 
     # -- limits
 
