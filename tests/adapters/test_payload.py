@@ -53,7 +53,8 @@ def test_the_payload_says_what_where_and_what_to_change():
     lines = payload["text"].splitlines()
     assert lines[:3] == [
         "[OPENED, critical] GPU out of memory while serving: primary on gpu-1",
-        "Cause: oom_runtime: CUDA out of memory", "State: An engine serves, nothing must be done now; resolved when it has stayed calm for a while."]
+        "Cause: oom_runtime: CUDA out of memory",
+        "State: An engine serves, nothing must be done now; resolved when it has stayed calm for a while."]
     assert lines[3] == "Done: it will be restarted"
     assert lines[4].startswith("Next: Lower --max-num-batched-tokens")
     assert lines[5:] == ["Engine: primary (service primary)", "Opened: 2026-11-29 21:53:21Z", f"Evidence: {FOLDER}"]
