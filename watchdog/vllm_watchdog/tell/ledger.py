@@ -15,7 +15,7 @@ patience_s = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One alert for one channel.  `wall`: when it was told, epoch seconds; `payload`: its JSON."""
+    """One alert for one channel.  `wall`: when it was told, once delivered when that was, epoch seconds; `payload`: its JSON."""
 
     channel: str
     incident: str
@@ -50,6 +50,14 @@ class Ledger:
                               " WHERE done IS NULL ORDER BY wall, rowid")
             return tuple(letter for letter in (Letter(*row) for row in rows) if letter.channel in channels)
         return self._history.ask(work, patience_s)
+
+    def delivered(self, channels: tuple[str, ...]) -> dict[str, float]:
+        """When each of these channels last took an alert, epoch seconds.  Without those that never did, or all if that is not
+        known now: it is only shown."""
+        def work(db: sqlite3.Connection) -> dict[str, float]:
+            rows = db.execute("SELECT channel, MAX(wall) FROM outbox WHERE done = 'delivered' GROUP BY channel")
+            return {channel: wall for channel, wall in rows if channel in channels}
+        return self._history.ask(work, patience_s) or {}
 
     def tried(self, letters: tuple[Letter, ...]) -> None:
         """Keeps the count of tries; a lost one costs nothing, so nobody waits for it."""
