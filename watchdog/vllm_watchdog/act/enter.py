@@ -2,8 +2,9 @@
 
     python -I -S -c TEXT REPORT GROUP ARGV...
 
-The daemon reads this text once, so that engines start though its package is gone or was replaced.  Enters the control group before the engine's first instruction (so that no child is ever born outside of it), takes off
-what is the daemon's alone (its priority, its place in the order of the OOM killer), and executes ARGV.  What fails is
+The daemon reads this text once, so that engines start though its package was replaced or is gone.  Enters the control
+group before the engine's first instruction (so that no child is ever born outside of it), takes off what is the daemon's
+alone (its priority, its place in the order of the OOM killer), and executes ARGV.  What fails is
 told on the descriptor REPORT, `group ERRNO` or `exec ERRNO` a line; a successful exec closes it.  Without the group the
 engine starts all the same.
 """

@@ -15,7 +15,8 @@ patience_s = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One alert for one channel.  `wall`: when it was told, once delivered when that was, epoch seconds; `payload`: its JSON."""
+    """One alert for one channel.  `wall`: when it was told, epoch seconds; of a delivered one, when it was taken; `payload`:
+    its JSON."""
 
     channel: str
     incident: str
@@ -52,8 +53,8 @@ class Ledger:
         return self._history.ask(work, patience_s)
 
     def delivered(self, channels: tuple[str, ...]) -> dict[str, float]:
-        """When each of these channels last took an alert, epoch seconds.  Without those that never did, or all if that is not
-        known now: it is only shown."""
+        """When each of these channels last took an alert, epoch seconds; without those that never did, and empty where that
+        can't be read now: it is only shown."""
         def work(db: sqlite3.Connection) -> dict[str, float]:
             rows = db.execute("SELECT channel, MAX(wall) FROM outbox WHERE done = 'delivered' GROUP BY channel")
             return {channel: wall for channel, wall in rows if channel in channels}
