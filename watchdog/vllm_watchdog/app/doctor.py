@@ -66,8 +66,9 @@ def fail(what: str, remedy: str) -> Finding:
 
 
 def doctor(path: Path | None, out: TextIO) -> int:
+    problems: tuple[str, ...] = ()
     try:
-        settings, problems = load(path), ()
+        settings = load(path)
     except ConfigError as error:
         settings, problems = _without_engines(path), error.problems
     worst = 0
