@@ -65,6 +65,22 @@ def test_what_was_confirmed_is_not_told_again_by_the_next_daemon(path):
     assert receiver.kinds(1) == ["resolved"] and receiver.got.empty()
 
 
+def test_when_a_channel_last_took_an_alert_is_known_to_the_next_daemon(path):
+    house = House(path, Receiver("oncall"), wall=WALL + 5)
+    house.box.tell(Alert("opened", incident(1)))
+    house.said.wait("alert.delivered")
+    assert house.stop()
+    house = House(path, Receiver("oncall"), Receiver("new"), wall=WALL + 60)
+    deadline = time.monotonic() + 10
+    while house.box.states()[0].delivered_wall is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [state.delivered_wall for state in house.box.states()] == [WALL + 5, None]
+    house.box.tell(Alert("opened", incident(2)))
+    house.said.wait("alert.delivered", 2)
+    assert [state.delivered_wall for state in house.box.states()] == [WALL + 60] * 2
+    assert house.stop()
+
+
 def test_an_alert_is_on_disk_before_anyone_tries_to_send_it(path):
     receiver = Receiver()
     receiver.go.clear()

@@ -56,7 +56,7 @@ class Host:
                           f'{keys}\n'
                           f'[engines.primary.args]\n{args}\n')
         out = io.StringIO()
-        code = doctor(config, out, out)
+        code = doctor(config, out)
         return code, out.getvalue()
 
 
@@ -109,8 +109,14 @@ def test_a_taken_port_names_its_holder(host: Host) -> None:
     assert code == 1 and f"FAIL  port {host.port} of engine primary is held by PID {os.getpid()}" in said
 
 
-def test_a_wrong_configuration_is_all_that_is_said(host: Host) -> None:
-    assert host.ask("no-such-key = 1")[0] == 2
+@pytest.mark.parametrize("keys", ["no-such-key = 1", "port = 1\n[nonsense", "[daemon]\nsample_s = 1"])
+def test_a_wrong_configuration_is_a_finding_and_the_host_is_looked_at_all_the_same(host: Host, keys: str) -> None:
+    host.cards = [CARD]
+    code, said = host.ask(keys)
+    assert code == 2 and f"FAIL  {host.folder}/config.toml: " in said and "\n      -> correct it" in said
+    assert "ok    GPU 0 H200" in said and "kernel log" in said and "systemd" in said and " GiB free\n" in said
+    assert "engines, " not in said and "no alert channel" not in said
+    assert ("control.sock" in said) and (f"{host.folder}/state: " in said) is (keys == "no-such-key = 1")
 
 
 def test_a_small_disk_is_said(host: Host) -> None:

@@ -15,7 +15,8 @@ from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
 from vllm_watchdog.core.plan import EnginePlan, Limits, Plan, Standby
 from vllm_watchdog.core.policy import Phase
-from vllm_watchdog.core.report import serving
+from vllm_watchdog.core.readings import Health
+from vllm_watchdog.core.report import report, serving
 from vllm_watchdog.core.world import remembered
 
 
@@ -39,7 +40,7 @@ def test_a_daemon_killed_during_an_incident_makes_no_gap_of_its_own() -> None:
     scene.feed(e.LogRead(5.0, mark("primary#1"), (finding("shm_stall"),)))
     (left,) = remembered(scene.world).incidents
     after = reborn(scene, 10.0, survivor("primary#1"))
-    assert after.world.incidents[0].id == left.id and after.phase() is Phase.LOADING
+    assert after.world.incidents[0].id == left.id and after.phase() is Phase.SERVING
     assert after.world.incidents[0].down_at is None
     after.ok("primary", 10.5)
     assert (after.world.incidents[0].down_at, after.world.incidents[0].up_at) == (None, None)
@@ -89,7 +90,7 @@ def test_an_adopted_engine_may_load_for_what_is_left_of_its_time() -> None:
 def test_what_served_under_the_last_daemon_keeps_the_route_until_it_is_proved_not_to_serve() -> None:
     after = reborn(Scene(plan()).serve(), 50.0, survivor("primary#1"))
     service = after.world.services[0]
-    assert (after.engine().phase, serving(after.world, service)) == (Phase.LOADING, "primary")
+    assert (after.engine().phase, serving(after.world, service)) == (Phase.SERVING, "primary")
     after.feed(e.Exited(50.5, mark("primary#1"), 0))
     assert serving(after.world, service) is None
 
@@ -100,6 +101,36 @@ def test_what_served_keeps_the_route_however_often_the_daemon_is_killed_and_if_i
         scene = reborn(scene, at, survivor("primary#1"))
         assert serving(scene.world, scene.world.services[0]) == "primary"
     assert [incident.class_ for incident in reborn(scene, 50.9).world.incidents] == ["unexpected_exit"]
+
+
+def test_a_handover_does_not_begin_the_time_of_an_engine_anew() -> None:
+    before = Scene(plan())
+    before.serve()
+    was = before.engine()
+    after = reborn(before, 50.0, survivor("primary#1", age_s=50.0))
+    assert (after.engine().since, after.engine().ready_at) == (was.since, was.ready_at)
+    after.ok("primary", 50.5)
+    assert (after.engine().since, after.engine().ready_at) == (was.since, was.ready_at)
+    assert not after.said("engine.ready") and not after.said("engine.phase")
+    assert after.said("engine.adopted")[0]["then"] == "kept"
+
+
+def test_an_adopted_engine_that_serves_no_more_is_found_out() -> None:
+    after = reborn(Scene(plan(backup=False)).serve(), 50.0, survivor("primary#1"))
+    for at in (51.0, 51.0 + after.engine().plan.limits.dead_s):
+        after.feed(e.Probed(at, mark("primary#1"), Health.REFUSED))
+    assert after.phase() is Phase.DUMPING and after.engine().cause == "api_unreachable"
+
+
+def test_the_restarts_of_the_last_day_are_remembered_even_over_a_reboot() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    scene.crash("primary", 10.0)
+    after = reborn(scene, 3.0, boot_id="boot-2", wall=WALL + 60.0)
+    assert report(after.world)["restarts_24h"] == 1
+    assert remembered(after.world).restarts == remembered(scene.world).restarts == (WALL + 10.0,)
+    assert reborn(scene, 3.0, boot_id="boot-2", wall=WALL + 2 * 86_400.0).world.restarts == ()
+    many = replace(scene.world, restarts=tuple(float(at) for at in range(501)))
+    assert remembered(many).restarts[0] == WALL + 1.0, "it is bounded"
 
 
 def test_a_suspect_keeps_the_route_over_a_killed_daemon() -> None:

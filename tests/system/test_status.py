@@ -15,8 +15,8 @@ from tests.web.site import story
 from vllm_watchdog.app import status
 
 
-def printed(doc: dict[str, Any], series: dict[str, Any] | None = None, **how: Any) -> str:
-    screen = Console(file=io.StringIO(), highlight=False, width=250, **how)
+def printed(doc: dict[str, Any], series: dict[str, Any] | None = None, width: int = 250, **how: Any) -> str:
+    screen = Console(file=io.StringIO(), highlight=False, width=width, **how)
     status.show(doc, series or {}, False, screen)
     return screen.file.getvalue()   # type: ignore[attr-defined, no-any-return]
 
@@ -33,8 +33,31 @@ def test_a_pipe_gets_no_colours_and_no_line_is_cut() -> None:
 def test_the_table_names_every_engine_with_its_figures() -> None:
     lines = printed(story().document()).splitlines()
     assert next(line for line in lines if line.startswith("primary")).split()[:10] == [
-        "primary", "serving", "1", "100", "8100", "0", "2.0", "GiB", "50%", "3"]
-    assert next(line for line in lines if line.startswith("backup")).split()[:4] == ["backup", "stopped", "0", "-"]
+        "primary", "serving", "0", "s", "1", "100", "8100", "0", "2.0", "GiB"]
+    assert next(line for line in lines if line.startswith("backup")).split()[:5] == ["backup", "stopped", "1", "s", "0"]
+
+
+@pytest.mark.parametrize(("width", "columns"), [
+    (200, "ENGINE PHASE SINCE GEN PID PORT GPUS RSS KV RUN WAIT"), (80, "ENGINE PHASE SINCE GEN PID PORT RSS KV RUN WAIT"),
+    (30, "ENGINE PHASE"), (12, "ENGINE PHASE")])
+def test_a_narrow_terminal_shows_fewer_columns_and_cuts_none(width: int, columns: str) -> None:
+    doc = story().document()
+    doc["engines"][0] |= {"name": "qwen-32b-awq", "phase": "releasing", "pid": 4194303, "port": 18100, "gpus": [0, 1, 2, 3]}
+    lines = printed(doc, width=width).splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("ENG"))
+    table = [line.rstrip() for line in lines[start : lines.index("", start)]]
+    assert max(map(len, table)) <= width
+    if width >= 30:
+        assert table[0].split() == columns.split() and len(table) == 1 + len(doc["engines"])
+        assert table[1].startswith("qwen-32b-awq  releasing")
+    if width >= 80:
+        assert {"4194303", "18100"} < set(table[1].split())
+    assert "…" not in "".join(table)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(-1, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (172800, "2 d")])
+def test_an_age_has_few_figures(seconds: float, said: str) -> None:
+    assert status.age(seconds) == said
 
 
 def test_a_load_is_told_with_its_stage_and_how_long_it_may_take() -> None:

@@ -1,9 +1,10 @@
 """The step between the daemon and an engine: a program of its own that becomes the engine.
 
-    python -I -S enter.py REPORT GROUP ARGV...
+    python -I -S -c TEXT REPORT GROUP ARGV...
 
-Enters the control group before the engine's first instruction (so that no child is ever born outside of it), takes off
-what is the daemon's alone (its priority, its place in the order of the OOM killer), and executes ARGV.  What fails is
+The daemon reads this text once, so that engines start though its package was replaced or is gone.  Enters the control
+group before the engine's first instruction (so that no child is ever born outside of it), takes off what is the daemon's
+alone (its priority, its place in the order of the OOM killer), and executes ARGV.  What fails is
 told on the descriptor REPORT, `group ERRNO` or `exec ERRNO` a line; a successful exec closes it.  Without the group the
 engine starts all the same.
 """

@@ -27,7 +27,7 @@ OURS_ALONE = frozenset((
     "CREDENTIALS_DIRECTORY", "STATE_DIRECTORY", "RUNTIME_DIRECTORY", "LOGS_DIRECTORY", "CACHE_DIRECTORY",
     "CONFIGURATION_DIRECTORY",
 ))
-ENTER = str(Path(__file__).with_name("enter.py"))
+ENTER = Path(__file__).with_name("enter.py").read_text("utf-8")      # once: an upgrade may take the package away
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 LOG_ROOM = 16 << 20     # with less, the engine's own prints would fail soon, and a progress bar that can't print ends a load
 ROOM = 256 << 20        # asked for, so that it lasts for some hours of logs
@@ -91,7 +91,7 @@ def spawn(launch: Launch, mark: Mark, instance: str, make_room: Callable[[int], 
     report, theirs = os.pipe2(os.O_CLOEXEC)
     try:
         child = subprocess.Popen(
-            (sys.executable, "-I", "-S", ENTER, str(theirs), str(group or ""), *launch.argv),
+            (sys.executable, "-I", "-S", "-c", ENTER, str(theirs), str(group or ""), *launch.argv),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

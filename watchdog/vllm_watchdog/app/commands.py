@@ -230,7 +230,7 @@ def operate(options: argparse.Namespace) -> int:
 def doctor(options: argparse.Namespace) -> int:
     from vllm_watchdog.app.doctor import doctor
 
-    return doctor(options.config, sys.stdout, sys.stderr)
+    return doctor(options.config, sys.stdout)
 
 
 def install(options: argparse.Namespace) -> int:

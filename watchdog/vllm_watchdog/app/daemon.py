@@ -62,6 +62,7 @@ GPU_SILENT_PERIODS = 3
 EVIDENCE_FLOOR = 0.25       # of disk_free_gib: what is left then is for the journal and the engines' logs
 WRITTEN_S = 5.0             # the state waits this long for the alerts that it owes to be on disk
 EX_SOFTWARE = 70            # sysexits.h
+FIRST_S = 3.0               # from the first listener to the first world takes milliseconds
 LEAVE_S = 5.0               # to write the last lines down when everything has stopped
 
 
@@ -80,6 +81,7 @@ class Daemon:
         self.sampler = Sampler()
         self.started = time.time()
         self._shown: tuple[World, Totals] = (World(), Totals())
+        self._folded = threading.Event()    # there is a world to show
         self._lag_s = 0.0
         self._profiles = {name: settings.profile(name) for name in settings.engines}
         self._saved: Any = None
@@ -237,6 +239,7 @@ class Daemon:
     def _publish(self, world: World) -> None:
         """What must survive is written when it changed; systemd shows one line."""
         self._shown, self._lag_s = (world, self.loop.totals), time.monotonic() - world.at
+        self._folded.set()
         if self.web:
             self.web.changed()
         if (memory := remembered(world)) != self._saved:
@@ -246,7 +249,9 @@ class Daemon:
         self.announcer.publish(world)
 
     def report(self) -> dict[str, Any]:
-        """The status document: page, API, metrics and command line show this and nothing else."""
+        """The status document: page, API, metrics and command line show this and nothing else.  Who asks while the daemon
+        starts waits for the first one: an empty world would look like an outage."""
+        self._folded.wait(FIRST_S)
         world, totals = self._shown
         return document(world, totals, self._profiles, self.engines.stage) | {
             "alerts": [asdict(state) for state in self.alerting.states()],

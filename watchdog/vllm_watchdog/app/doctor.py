@@ -1,7 +1,7 @@
 """`llm-watchdog doctor`: what this host has and lacks, each finding with a remedy.
 
 Starts no engine, changes nothing, and asks nothing without a deadline.  0: nothing keeps the watchdog from its work;
-1: something does; 2: the configuration itself is wrong.
+1: something does; 2: the configuration itself is wrong, and only the host was looked at.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from vllm_watchdog.app.vllm_of import Vllm, vllm_of
 from vllm_watchdog.config import Settings
-from vllm_watchdog.config_load import load
+from vllm_watchdog.config_load import load, load_to_ask
 from vllm_watchdog.config_problems import ConfigError
 from vllm_watchdog.core.plan import Standby
 from vllm_watchdog.core.readings import Mark
@@ -65,22 +65,33 @@ def fail(what: str, remedy: str) -> Finding:
     return Finding(Level.FAIL, what, remedy)
 
 
-def doctor(path: Path | None, out: TextIO, err: TextIO) -> int:
+def doctor(path: Path | None, out: TextIO) -> int:
+    problems: tuple[str, ...] = ()
     try:
         settings = load(path)
     except ConfigError as error:
-        print(*error.problems, sep="\n", file=err)
-        return 2
+        settings, problems = _without_engines(path), error.problems
     worst = 0
-    for finding in findings(settings):
+    for finding in findings(settings, problems):
         print(finding, file=out, flush=True)
         worst |= finding.level is Level.FAIL
-    return worst
+    return 2 if problems else worst
 
 
-def findings(settings: Settings) -> Found:
+def _without_engines(path: Path | None) -> Settings:
+    """What a wrong configuration tells of the daemon; the defaults where even that is wrong."""
+    try:
+        return load_to_ask(path)
+    except ConfigError:
+        return Settings.model_validate({})
+
+
+def findings(settings: Settings, problems: tuple[str, ...] = ()) -> Found:
     status = _daemon(settings)
-    yield from _configuration(settings)
+    if problems:
+        yield from (fail(problem, "correct it: until then no engine, port or flag can be checked") for problem in problems)
+    else:
+        yield from _configuration(settings)
     yield from _vllms(settings)
     yield from _gpus(settings)
     yield from _ports(settings)

@@ -97,8 +97,9 @@ def install(host: Host, program: Path | None = None) -> None:
     program = program or _program()
     for path in {program, Path(sys.executable).resolve()}:
         if str(path).startswith(tuple(f"{folder}/" for folder in HIDDEN)):
-            raise InstallError(f"{path}: services can't see it there; install into /opt/llm-watchdog: "
-                               "python3 -m venv /opt/llm-watchdog && /opt/llm-watchdog/bin/pip install vllm-watchdog")
+            raise InstallError(f"{path}: services can't see it there; install into /opt/llm-watchdog, from a checkout and "
+                               "with a Python that every user can read, such as the system's own: "
+                               "python3.11 -m venv /opt/llm-watchdog && /opt/llm-watchdog/bin/pip install .")
     version = _systemd()
     for file in FILES:
         if version >= file.since:

@@ -44,10 +44,15 @@ class Loop:
     def run(self, booted: Booted) -> None:
         """Until the world says Quit."""
         over = self._turn(booted)
+        self._tell()
         while not over:
             over = any(self._turn(event) for event in self._next())
-            self._outlets.publish(self.world)
-            self._outlets.alive()
+            self._tell()
+
+    def _tell(self) -> None:
+        """Before each wait; the first time too, since page and socket have nothing to say until then."""
+        self._outlets.publish(self.world)
+        self._outlets.alive()
 
     def _next(self) -> list[Event]:
         """The events that are there, oldest first; a Tick when none came before the nearest deadline."""

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -17,11 +18,17 @@ from vllm_watchdog.core.units import GIB, utc
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_CELLS = 30
+GAP = 2                 # blanks behind a column
+COLUMNS: dict[str, JustifyMethod] = {
+    "ENGINE": "left", "PHASE": "left", "SINCE": "right", "GEN": "right", "PID": "right", "PORT": "right", "GPUS": "left",
+    "RSS": "right", "KV": "right", "RUN": "right", "WAIT": "right"}
+SPARED = ("GPUS", "WAIT", "RUN", "KV", "RSS", "GEN", "SINCE", "PORT", "PID")     # in this order, for want of room
 WATCH_S = 1.0
 PLAIN_WIDTH = 250       # of a file or a pipe: nothing is cut there
 TONE = {"healthy": "bold green", "degraded": "bold yellow", "down": "bold red"}
 PHASE_TONE = {"serving": "green", "asleep": "cyan", "stopped": "dim", "suspect": "yellow", "held": "bold red",
               "wedged": "bold red"}
+AGES = (("d", 86_400), ("h", 3_600), ("min", 60))
 EXIT = {"healthy": 0, "degraded": 1}
 DOWN, UNREACHABLE = 3, 4
 
@@ -39,7 +46,7 @@ def show(doc: Doc, series: Doc, as_json: bool, screen: Console) -> int:
     if as_json:
         screen.file.write(json.dumps(doc, indent=1, ensure_ascii=False) + "\n")
     else:
-        screen.print(view(doc, series), soft_wrap=True)
+        screen.print(view(doc, series, screen.width), soft_wrap=True)
     return EXIT.get(doc.get("health", ""), DOWN)
 
 
@@ -58,17 +65,19 @@ def watch(ask: Callable[[], tuple[Doc, Doc]], screen: Console, unreachable: type
             except unreachable as error:
                 lost = Text(f"no contact for {time.monotonic() - seen:.0f} s: {error}", "bold red")
             try:
-                live.update(Group(*([lost] if lost else []), *([view(doc, series)] if doc else [])), refresh=True)
+                seen_last = [view(doc, series, screen.width)] if doc else []
+                live.update(Group(*([lost] if lost else []), *seen_last), refresh=True)
                 pause(WATCH_S)
             except KeyboardInterrupt:
                 return code
 
 
-def view(doc: Doc, series: Doc) -> RenderableType:
-    """`series`: samples of the last ten minutes by subject, for the sparklines; may be empty."""
+def view(doc: Doc, series: Doc, width: int) -> RenderableType:
+    """For so many columns.  `series`: samples of the last ten minutes by subject, for the sparklines; may be empty."""
     head = Text.assemble((doc["health"].upper(), TONE[doc["health"]]),
                          ("; automatic actions are paused" if doc["paused"] else "", "yellow"), f"   ({when(doc['at'])})")
-    parts: list[RenderableType] = [head, "", *(_service(doc, service) for service in doc["services"]), "", _engines(doc)]
+    parts: list[RenderableType] = [head, "", *(_service(doc, service) for service in doc["services"]), ""]
+    parts += [_engines(doc, width)]
     parts += [note for engine in doc["engines"] for note in _notes(engine, doc["at"])]
     parts += [Text(f"  {name}: waits for its next start: {', '.join(keys)}")
               for name, keys in doc.get("pending", {}).items()]
@@ -96,20 +105,33 @@ def _service(doc: Doc, service: Doc) -> Text:
     return text
 
 
-def _engines(doc: Doc) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name, right in (("ENGINE", False), ("PHASE", False), ("GEN", True), ("PID", True), ("PORT", True), ("GPUS", False),
-                        ("RSS", True), ("KV", True), ("RUN", True), ("WAIT", True), ("SINCE", False)):
-        table.add_column(name, justify="right" if right else "left", no_wrap=True)
-    for engine in doc["engines"]:
-        tree, metrics = engine["tree"], engine["metrics"]
-        table.add_row(
-            Text(engine["name"], "bold"), Text(engine["phase"], PHASE_TONE.get(engine["phase"], "blue")),
-            str(engine["generation"]), str(engine["pid"] or "-"), str(engine["port"]),
-            ",".join(map(str, engine["gpus"])) or "-", f"{tree['rss_bytes'] / GIB:.1f} GiB" if tree else "-",
-            _figure(metrics.get("kv_usage"), "{:.0%}"), _figure(metrics.get("running"), "{:.0f}"),
-            _figure(metrics.get("waiting"), "{:.0f}"), when(engine["since"]))
+def _engines(doc: Doc, width: int) -> Table:
+    """Whole columns are left out where the terminal is narrow, the least needed first; no cell is ever cut."""
+    rows = [_row(engine, doc["at"]) for engine in doc["engines"]]
+    widths = {name: max(cell_len(name), *(cell_len(row[name].plain) for row in rows)) + GAP for name in COLUMNS}
+    for name in SPARED:
+        if sum(widths.values()) <= width:
+            break
+        del widths[name]
+    table = Table(box=None, padding=(0, GAP, 0, 0), header_style="dim")
+    for name in widths:
+        table.add_column(name, justify=COLUMNS[name], overflow="fold", no_wrap=name in SPARED)
+    for row in rows:
+        table.add_row(*(row[name] for name in widths))
     return table
+
+
+def _row(engine: Doc, at: float) -> dict[str, Text]:
+    tree, metrics = engine["tree"], engine["metrics"]
+    return {
+        "ENGINE": Text(engine["name"], "bold"), "PHASE": Text(engine["phase"], PHASE_TONE.get(engine["phase"], "blue")),
+        "SINCE": Text(_figure(engine["since"] and age(at - engine["since"]), "{}")), "GEN": Text(str(engine["generation"])),
+        "PID": Text(str(engine["pid"] or "-")), "PORT": Text(str(engine["port"])),
+        "GPUS": Text(",".join(map(str, engine["gpus"])) or "-"),
+        "RSS": Text(f"{tree['rss_bytes'] / GIB:.1f} GiB" if tree else "-"),
+        "KV": Text(_figure(metrics.get("kv_usage"), "{:.0%}")), "RUN": Text(_figure(metrics.get("running"), "{:.0f}")),
+        "WAIT": Text(_figure(metrics.get("waiting"), "{:.0f}")),
+    }
 
 
 def _notes(engine: Doc, at: float) -> Iterator[Text]:
@@ -176,6 +198,12 @@ def _open(incident: Doc) -> Text:
 
 def _figure(value: Any, form: str) -> str:
     return "-" if value is None else form.format(value)
+
+
+def age(seconds: float) -> str:
+    """In the unit that leaves two figures or three: `90 s`, `2 min`, `30 h`."""
+    unit, size = next(((unit, size) for unit, size in AGES if seconds >= 2 * size), ("s", 1))
+    return f"{max(seconds, 0.0) / size:.0f} {unit}"
 
 
 def when(wall: float | None) -> str:

@@ -21,6 +21,7 @@ from vllm_watchdog.core.policy import Phase, Sign, State
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.core.standby import stays
 from vllm_watchdog.core.turn import HOST, Turn
+from vllm_watchdog.core.units import DAY_S
 from vllm_watchdog.core.world import Engine, World
 
 
@@ -39,6 +40,7 @@ def booted(turn: Turn, event: Booted) -> None:
         services=tuple(_services(event, memory, running)),
         incidents=memory.incidents if same_boot else tuple(_rebased(i, event) for i in memory.incidents),
         paused=memory.paused,
+        restarts=tuple(at for wall in memory.restarts if (at := wall - event.wall_offset) > event.at - DAY_S),
     )
     turn.say("daemon.started", engines=len(event.plan.engines), survivors=len(event.survivors), same_boot=same_boot)
     _forget(turn)
@@ -123,11 +125,7 @@ def _take_over(turn: Turn, event: Booted, running: dict[str, Survivor | None], k
     for name, survivor in running.items():
         if survivor is not None:
             adopted.add(survivor.mark)
-            before = known.get(survivor.mark)
-            _adopt(turn, name, survivor, before is not None and before.asleep)
-            turn.change(name, unlogged=before is not None and before.unlogged)
-            if before is not None and before.served:
-                turn.change(name, ready_at=turn.at)     # it keeps the route while its first probe is out
+            _adopt(turn, name, survivor, known.get(survivor.mark, EngineMemory(name, survivor.mark.generation, wanted=True)))
     strays = sorted({survivor.mark for survivor in event.survivors} - adopted, key=str)
     turn.world = replace(turn.world, strays=tuple(strays))
     for mark in strays:
@@ -135,17 +133,19 @@ def _take_over(turn: Turn, event: Booted, running: dict[str, Survivor | None], k
         turn.do(Kill(mark))
 
 
-def _adopt(turn: Turn, name: str, survivor: Survivor, asleep: bool) -> None:
-    """A sleeper is put to sleep again before anything else, which does no harm: it may have been on its way back."""
-    engine = turn.world.engine(name)
+def _adopt(turn: Turn, name: str, survivor: Survivor, before: EngineMemory) -> None:
+    """What served goes on serving until it is proved not to.  A sleeper is put to sleep again before anything else, which
+    does no harm: it may have been on its way back."""
+    engine, asleep, served = turn.world.engine(name), before.asleep, before.since < inf
     service = turn.world.service(name)
     sleeps = engine.plan.standby is Standby.SLEEPING        # else nobody would wake it: configured anew, started anew
     kept = (service.wanted == name or stays(service, name)) and (sleeps or not asleep)
     left = max(engine.plan.limits.load_s - survivor.age_s, engine.plan.limits.suspect_s)
-    phase = Phase.SERVING if asleep else Phase.LOADING
-    life = State(phase=phase, wanted=True, deadline=turn.at + left, failures=engine.life.failures)
+    phase, deadline = (Phase.SERVING, inf) if asleep or served else (Phase.LOADING, turn.at + left)
+    life = State(phase=phase, wanted=True, deadline=deadline, failures=engine.life.failures)
     turn.change(name, life=life, pid=survivor.pid, spawned_at=turn.at - survivor.age_s, cause="", why="", adopted=True,
-                pulse=replace(engine.pulse, since=turn.at))
+                pulse=replace(engine.pulse, since=turn.at), since=before.since if served else engine.since,
+                ready_at=before.ready_at if asleep or served else inf, unlogged=before.unlogged)
     turn.do(Adopt(survivor.mark, survivor.pid))
     turn.say("engine.adopted", engine=survivor.mark, pid=survivor.pid, then="kept" if kept else "stopped")
     if not kept:

@@ -23,6 +23,8 @@ class EngineMemory:
     served: bool = False                # when this was written, or failed since and no incident says so yet
     renewed_at: float = -inf            # last planned restart
     unlogged: bool = False              # the output of this generation is lost
+    since: float = inf                  # when it began to serve, or to be a suspect; inf: it did not serve
+    ready_at: float = inf               # inf: this generation has not served yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +47,4 @@ class Memory:
     services: tuple[ServiceMemory, ...] = ()
     incidents: tuple[Incident, ...] = ()
     paused: bool = False
+    restarts: tuple[float, ...] = ()    # of the last day, the newest ones; epoch seconds, so that they outlive a reboot

@@ -83,7 +83,7 @@ def _service(world: World, service: Service) -> dict[str, Any]:
         "wanted": service.wanted,
         "serving": serving(world, service),
         "port": world.engine(service.wanted).plan.port,
-        "since": _wall(world, service.since),
+        "since": _wall(world, service.turned_at if isfinite(service.turned_at) else service.since),
         "lowered": _lowered(world, service.lowering),
     }
 

@@ -17,6 +17,7 @@ from vllm_watchdog.core.readings import Gpu, Health, Host, Mark, Metrics, Tree, 
 from vllm_watchdog.core.symptoms import Counter, Watch
 
 NOT_YET = Unknown(0.0, "not sampled yet")
+RESTARTS_KEPT = 500     # by the state file; a day of one engine that is held and started again each time its budget is spent
 ROUTED = frozenset({Phase.SERVING, Phase.SUSPECT})      # a suspect may be busy: it keeps the route until it is judged
 
 
@@ -153,9 +154,8 @@ class World:
 
 
 def routed(engine: Engine) -> bool:
-    """Can the route lead to it?  What served under the last daemon serves until proved otherwise."""
-    adopted = engine.phase is Phase.LOADING and engine.ready_at < inf
-    return adopted or engine.phase in ROUTED
+    """Can the route lead to it?"""
+    return engine.phase in ROUTED
 
 
 def due_at(world: World, engine: Engine) -> float:
@@ -194,6 +194,8 @@ def remembered(world: World) -> Memory:
                 served=routed(engine) or _untold(world, engine),
                 renewed_at=engine.renewed_at,
                 unlogged=engine.unlogged,
+                since=engine.since if routed(engine) else inf,
+                ready_at=engine.ready_at,
             )
             for engine in world.engines
         ),
@@ -209,4 +211,5 @@ def remembered(world: World) -> Memory:
         ),
         incidents=world.incidents,
         paused=world.paused,
+        restarts=tuple(round(at + world.wall_offset, 3) for at in world.restarts[-RESTARTS_KEPT:]),
     )

@@ -86,6 +86,11 @@ class Desk:
         with self._changed:
             return replace(self._state, waiting=len(self._waiting))
 
+    def delivered(self, wall: float) -> None:
+        """By an earlier daemon, last."""
+        with self._changed:
+            self._state = replace(self._state, delivered_wall=self._state.delivered_wall or wall)
+
     def add(self, letters: tuple[Letter, ...]) -> None:
         now, wall = self._clock(), self._wall()
         with self._changed:
@@ -177,7 +182,8 @@ class Desk:
         """They wait no more.  The caller holds the lock; `_confirm` writes it down."""
         for key in keys:
             del self._waiting[key]
-            self._unconfirmed[key] = self._letters.pop(key), how
+            letter = self._letters.pop(key)
+            self._unconfirmed[key] = replace(letter, wall=self._wall()) if how == "delivered" else letter, how
 
     def _confirm(self) -> None:
         """Writes down what is over: until that is on disk, a daemon that dies would tell it again."""

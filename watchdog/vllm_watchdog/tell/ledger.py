@@ -15,7 +15,8 @@ patience_s = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One alert for one channel.  `wall`: when it was told, epoch seconds; `payload`: its JSON."""
+    """One alert for one channel.  `wall`: when it was told, epoch seconds; of a delivered one, when it was taken; `payload`:
+    its JSON."""
 
     channel: str
     incident: str
@@ -50,6 +51,14 @@ class Ledger:
                               " WHERE done IS NULL ORDER BY wall, rowid")
             return tuple(letter for letter in (Letter(*row) for row in rows) if letter.channel in channels)
         return self._history.ask(work, patience_s)
+
+    def delivered(self, channels: tuple[str, ...]) -> dict[str, float]:
+        """When each of these channels last took an alert, epoch seconds; without those that never did, and empty where that
+        can't be read now: it is only shown."""
+        def work(db: sqlite3.Connection) -> dict[str, float]:
+            rows = db.execute("SELECT channel, MAX(wall) FROM outbox WHERE done = 'delivered' GROUP BY channel")
+            return {channel: wall for channel, wall in rows if channel in channels}
+        return self._history.ask(work, patience_s) or {}
 
     def tried(self, letters: tuple[Letter, ...]) -> None:
         """Keeps the count of tries; a lost one costs nothing, so nobody waits for it."""

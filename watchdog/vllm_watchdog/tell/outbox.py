@@ -78,6 +78,7 @@ class Outbox:
         owed = None
         while not self._alerts.over:
             if owed is None and (owed := self._ledger.undelivered(names)) is not None:
+                self._recall(names)
                 left = self._tellable(owed)
                 self._hand_out(tuple(letter for letter in left if (letter.channel, letter.key) not in told))
             alerts, _ = self._alerts.take(retry_s if owed is None else idle_s)
@@ -86,6 +87,13 @@ class Outbox:
                 self._hand_out(self._ledger.add(letters))
             if owed is None:
                 told += [(letter.channel, letter.key) for letter in letters]
+
+    def _recall(self, names: tuple[str, ...]) -> None:
+        """What the desks show of before."""
+        delivered = self._ledger.delivered(names)
+        for desk in self._desks:
+            if desk.name in delivered:
+                desk.delivered(delivered[desk.name])
 
     def _tellable(self, letters: tuple[Letter, ...]) -> tuple[Letter, ...]:
         """What of an earlier daemon's letters can be told; the others are said, and are not owed any more."""

@@ -35,6 +35,7 @@ TEXT = 500
 FAR = 1e11              # epoch seconds that nobody lives to see
 STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".txt": "text/plain"}
+FILES = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in TYPES}     # an upgrade replaces them
 
 Doc = dict[str, Any]
 T = TypeVar("T")
@@ -219,10 +220,9 @@ def _json(document: Any) -> web.Response:
 
 
 def _static(name: str) -> web.Response:
-    path = STATIC / name
-    if "/" in name or path.suffix not in TYPES or not path.is_file():
+    if name not in FILES:
         raise Refused(404, f"no file {name[:100]!r}")
-    return web.Response(body=path.read_bytes(), content_type=TYPES[path.suffix], charset="utf-8")
+    return web.Response(body=FILES[name], content_type=TYPES[Path(name).suffix], charset="utf-8")
 
 
 def _whole(request: web.Request, name: str, default: int, most: int) -> int:
