@@ -179,6 +179,8 @@ EVENTS = {
                         "{engine}（PID {pid}）仍在运行，已接管（{then}）"),
     "engine.emptied": T("no process of {engine} is left", "{engine} 的进程已全部结束"),
     "engine.exited": T("{engine} exited with code {code} while {phase}", "{engine} 在 {phase} 阶段退出，退出码 {code}"),
+    "engine.member_died": T("{process} (PID {pid}) of {engine} ended while its API server lives",
+                            "{engine} 的 {process}（PID {pid}）已结束，其 API 服务仍在"),
     "engine.phase": T("{engine}: {was} -> {now} ({because})", "{engine}：{was} → {now}（{because}）"),
     "engine.ready": T("{engine} serves, {after_s} s after its start", "{engine} 开始提供服务，启动耗时 {after_s} 秒"),
     "engine.renewed": T("{engine} is restarted as planned: {because} {text}", "按计划重启 {engine}：{because} {text}"),
