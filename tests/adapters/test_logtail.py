@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vllm_watchdog.core.events import LogRead
+from vllm_watchdog.core.events import LogRead, MemberDied
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.sense import logtail
 from vllm_watchdog.sense.logfile import LogFile
@@ -28,6 +29,8 @@ READY = "INFO:     Application startup complete.\n"
 OOM = PREFIX + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 352.00 MiB. GPU 0 has a total capacity\n"
 DEATH = PREFIX + "EngineCore encountered a fatal error.\n"
 WORKER = PREFIX.replace("core.py", "multiproc_executor.py") + "Worker proc VllmWorker-0 died unexpectedly, gone.\n"
+STOPPED = "(APIServer pid=7) INFO 10-26 21:05:17 [launcher.py:254] [shutdown] API server: shutdown triggered\n"
+DIED = MemberDied(0.0, ONE, 9, "VLLM::EngineCore")
 CHATTER = "(APIServer pid=7) INFO 10-26 21:05:17 [loggers.py:123] nothing to see here\n"
 
 
@@ -188,10 +191,42 @@ def test_draining_a_generation_nobody_followed_is_answered(desk: Desk) -> None:
 def test_what_follows_our_own_stop_is_no_symptom(desk: Desk) -> None:
     tail = desk.follow()
     desk.write(READY)
-    until(lambda: tail._file.offset == desk.path.stat().st_size)
     tail.asked_to_stop(ONE)
     settle(tail)
     desk.write(DEATH)
+    assert desk.rest(tail) == []
+
+
+def test_what_it_wrote_before_we_asked_it_to_stop_is_told(desk: Desk) -> None:
+    tail = desk.follow()
+    desk.write(READY, DEATH)
+    tail.asked_to_stop(ONE)
+    assert desk.rest(tail) == ["engine_dead_v1"]
+
+
+def test_what_a_process_wrote_before_it_died_is_told_before_its_death(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logtail, "QUIET_S", 60.0)
+    monkeypatch.setattr(logtail, "BURST_S", 60.0)
+    tail = desk.follow()
+    desk.write(READY, OOM, DEATH)
+    before = time.monotonic()
+    tail.member_died(DIED)
+    assert [finding.class_ for finding in desk.read().findings] == ["oom_runtime", "engine_dead_v1"]
+    told = desk.events.get(timeout=5)
+    assert told == replace(DIED, at=told.at) and told.at >= before
+
+
+def test_the_death_of_a_process_of_another_generation_is_passed_on(desk: Desk) -> None:
+    tail = desk.follow()
+    desk.write(READY, STOPPED)
+    tail.member_died(replace(DIED, mark=TWO))
+    assert desk.events.get(timeout=5).mark == TWO
+
+
+def test_a_server_that_a_stranger_asked_to_stop_ends_its_processes_itself(desk: Desk) -> None:
+    tail = desk.follow()
+    desk.write(READY, STOPPED)
+    tail.member_died(DIED)
     assert desk.rest(tail) == []
 
 

@@ -10,7 +10,7 @@ from vllm_watchdog.core import events as e
 from vllm_watchdog.core.advance import HANDLERS, advance
 from vllm_watchdog.core.incidents import Ended, Flight, Urgency
 from vllm_watchdog.core.plan import Limits, Plan, Standby
-from vllm_watchdog.core.policy import Phase
+from vllm_watchdog.core.policy import Phase, State
 from vllm_watchdog.core.readings import Health, Holder, Unknown, Wait
 
 M, OLD, B = mark("primary#1"), mark("primary#0"), mark("backup#1")
@@ -73,6 +73,7 @@ def test_the_same_world_and_event_give_the_same_answer() -> None:
 
 @pytest.mark.parametrize("event", [
     e.Spawned(5.0, OLD, 9), e.SpawnFailed(5.0, OLD, "spawn_failed", "x"), e.Exited(5.0, OLD, 1), e.Emptied(5.0, OLD),
+    e.MemberDied(5.0, OLD, 9, "VLLM::EngineCore"),
     e.Dumped(5.0, OLD, "x", "y"), e.Probed(5.0, OLD, Health.OK, (NGINX,)), e.Answered(5.0, OLD, False, 1.0),
     e.Scraped(5.0, OLD, metrics(1)), e.Exited(5.0, mark("stranger#1"), 1), e.Exited(5.0, mark("backup#0"), 1),
 ], ids=lambda event: type(event).__name__)
@@ -124,6 +125,36 @@ def test_an_exit_is_said_with_its_code_and_phase() -> None:
     scene.feed(e.Exited(5.0, M, -9))
     assert scene.said("engine.exited") == [{"engine": "primary#1", "code": "-9", "phase": "serving"}]
     assert scene.engine().exit_code == -9
+
+
+@pytest.mark.parametrize(("name", "class_"), [
+    ("VLLM::EngineCore_DP0", "engine_proc_died"), ("VLLM::Worker_TP1", "worker_died"),
+    ("VLLM::APIServer_1", "engine_proc_died"),
+])
+def test_a_process_that_dies_under_its_server_is_a_failure_at_once(name: str, class_: str) -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.MemberDied(5.0, M, 12, name))
+    assert (scene.phase(), scene.engine().cause, scene.alerts()) == (Phase.DUMPING, class_, [("opened", class_)])
+    assert scene.engine().why == f"{name} (PID 12) ended while its API server lives"
+    assert scene.said("engine.member_died") == [{"engine": "primary#1", "pid": "12", "process": name}]
+
+
+def test_what_the_log_says_of_a_death_names_it_better() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.MemberDied(5.0, M, 12, "VLLM::EngineCore"))
+    scene.crash("primary", 5.2, finding("oom_runtime"))
+    assert scene.world.incidents[0].class_ == "oom_runtime"
+
+
+def test_processes_come_and_go_while_it_loads_moves_or_leaves() -> None:
+    died = e.MemberDied(5.0, M, 12, "VLLM::EngineCore")
+    scene = loading()
+    for phase in Phase:
+        scene.world = scene.world.with_engine(replace(scene.engine(), life=State(phase, wanted=True)))
+        scene.feed(died)
+        watched = phase in (Phase.SERVING, Phase.SUSPECT, Phase.ASLEEP)
+        assert (bool(scene.said("engine.member_died")), scene.phase()) == (watched, Phase.DUMPING if watched else phase)
+        scene = loading()
 
 
 def test_a_new_configuration_is_said_and_counts() -> None:

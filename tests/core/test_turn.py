@@ -11,7 +11,7 @@ from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import Limits
 from vllm_watchdog.core.policy import Phase, Sign, State
 from vllm_watchdog.core.readings import Holder, Unknown
-from vllm_watchdog.core.turn import HOST, LOOK_S, Turn
+from vllm_watchdog.core.turn import HOST, LEAVE_S, LOOK_S, Turn
 from vllm_watchdog.core.units import DAY_S
 from vllm_watchdog.core.world import World
 
@@ -170,6 +170,37 @@ def test_a_kill_waits_for_every_bundle_that_was_asked_for() -> None:
     assert scene.phase() is Phase.STOPPING
     scene.feed(e.Dumped(4.0, M, "z", "folder"))
     assert scene.engine().bundles == 0
+
+
+def test_a_server_whose_core_died_is_left_half_a_second_to_leave_by_itself() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.MemberDied(1.0, M, 12, "VLLM::EngineCore"))
+    scene.feed(e.Dumped(1.1, M, scene.world.incidents[0].id, "x"))
+    assert (scene.phase(), scene.all(c.Term)) == (Phase.DUMPING, [])
+    scene.at(1.0 + LEAVE_S)
+    assert (scene.phase(), scene.only(c.Term).mark) == (Phase.STOPPING, M)
+    scene.feed(e.Exited(2.0, M, 0))
+    scene.bury()
+    assert scene.serve("primary", 101).engine().generation == 2
+    scene.feed(e.LogRead(2.0, mark("primary#2"), (finding("oom_runtime"),)))
+    scene.feed(e.Dumped(2.1, mark("primary#2"), scene.world.incidents[0].id, "x"))
+    assert scene.phase() is Phase.STOPPING, "another generation knows nothing of it"
+
+
+def test_a_bundle_that_comes_after_that_half_second_holds_nothing_up() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.MemberDied(1.0, M, 12, "VLLM::EngineCore"))
+    scene.feed(e.Dumped(1.0 + LEAVE_S, M, scene.world.incidents[0].id, "x"))
+    assert scene.phase() is Phase.STOPPING
+
+
+def test_a_bundle_that_comes_when_it_has_left_changes_nothing() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.MemberDied(1.0, M, 12, "VLLM::EngineCore"))
+    scene.feed(e.Exited(1.1, M, 0))
+    deadline = scene.engine().life.deadline
+    scene.feed(e.Dumped(1.2, M, scene.world.incidents[0].id, "x"))
+    assert (scene.phase(), scene.engine().life.deadline) == (Phase.KILLING, deadline)
 
 
 def test_a_bundle_that_never_comes_holds_the_kill_up_for_ten_seconds_at_most() -> None:

@@ -86,6 +86,7 @@ def _of(engine: Engine, scene: Scene, at: float) -> Iterator[e.Event]:
         yield e.Dumped(at, mark, "x", "/x")
     if engine.name in scene.leaders:
         yield e.LogRead(at, mark, (finding("oom_runtime"),))
+        yield e.MemberDied(at, mark, 10, "VLLM::EngineCore")
         yield e.Probed(at, mark, Health.OK, own)
         yield e.Probed(at, mark, Health.OK, (STRANGER,))
         yield e.Probed(at, mark, Health.REFUSED)

@@ -96,9 +96,9 @@ def test_a_killed_engine_core_is_noticed_and_replaced_although_vllm_exits_0(host
     assert {"engine": "primary#1", "code": "0"}.items() <= host.said("engine.exited")[-1].items()
     row = incident_since(host, killed, "engine_proc_died")
     files = evidence(host, row)
-    died = {"engine": "primary#1", "pid": str(core), "process": "VLLM::EngineCore"}
-    assert died.items() <= host.said("engine.member_died")[-1].items() or row["incident"]["findings"], "vLLM was quicker"
-    assert row["incident"]["findings"], "what vLLM says of it itself is lost"
+    (_, died), = host.events("MemberDied", "primary", killed, time.time())
+    assert (died["pid"], died["name"]) == (core, "VLLM::EngineCore")
+    assert row["incident"]["findings"], "what vLLM itself says of it is lost"
     figures("SIGKILL of EngineCore", detected_s=host.since(killed, "engine.phase"), evidence=len(files),
             recovered_s=host.since(killed, "engine.ready", engine="primary#2"),
             note=f"exit code 0, class {row['class']}")
