@@ -146,15 +146,13 @@ def test_what_the_log_says_of_a_death_names_it_better() -> None:
     assert scene.world.incidents[0].class_ == "oom_runtime"
 
 
-def test_processes_come_and_go_while_it_loads_moves_or_leaves() -> None:
-    died = e.MemberDied(5.0, M, 12, "VLLM::EngineCore")
+@pytest.mark.parametrize("phase", Phase)
+def test_processes_come_and_go_while_it_loads_moves_or_leaves(phase: Phase) -> None:
     scene = loading()
-    for phase in Phase:
-        scene.world = scene.world.with_engine(replace(scene.engine(), life=State(phase, wanted=True)))
-        scene.feed(died)
-        watched = phase in (Phase.SERVING, Phase.SUSPECT, Phase.ASLEEP)
-        assert (bool(scene.said("engine.member_died")), scene.phase()) == (watched, Phase.DUMPING if watched else phase)
-        scene = loading()
+    scene.world = scene.world.with_engine(replace(scene.engine(), life=State(phase, wanted=True)))
+    scene.feed(e.MemberDied(5.0, M, 12, "VLLM::EngineCore"))
+    watched = phase in (Phase.SERVING, Phase.SUSPECT, Phase.ASLEEP)
+    assert (bool(scene.said("engine.member_died")), scene.engine().cause) == (watched, "engine_proc_died" if watched else "")
 
 
 def test_a_new_configuration_is_said_and_counts() -> None:

@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 from tests.system.harness import Receiver, Watchdog, engine
 
 BUDGET = 2
+NOTICED_S = 0.1      # by the pidfd, after the 0.02 s in which the whole group may end; the log alone takes up to 0.35 s
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +88,15 @@ def test_the_incident_folder_holds_what_the_night_shift_needs(host: Watchdog) ->
 
 def test_a_killed_engine_core_is_noticed_and_replaced(host: Watchdog) -> None:
     host.serving("core")
-    os.kill(host.core("core"), signal.SIGKILL)
+    core = host.core("core")
+    killed = time.monotonic()
+    os.kill(core, signal.SIGKILL)
     host.serving("core", after=1)
+    died, = (event for line in host.lines() if (event := json.loads(line).get("event", {})).get("_") == "MemberDied"
+             and event["mark"]["engine"] == "core")
+    assert (died["pid"], died["name"]) == (core, "VLLM::EngineCore")
+    left = next(line for line in host.said("engine.phase") if (line["engine"], line["was"]) == ("core#1", "serving"))
+    assert killed <= left["at"] <= died["at"] + NOTICED_S
     row = host.until(lambda: host.incident("core"), "no incident")
     assert row["class"] != "unexpected_exit", "the log says what happened"
     assert host.bundle(row).is_dir()
