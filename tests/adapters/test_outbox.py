@@ -66,8 +66,11 @@ def test_what_was_confirmed_is_not_told_again_by_the_next_daemon(path):
 
 
 def test_when_a_channel_last_took_an_alert_is_known_to_the_next_daemon(path):
-    house = House(path, Receiver("oncall"), wall=WALL + 5)
+    house = House(path, Receiver("oncall", *[Outcome(False, "HTTP 503")] * 1000))
     house.box.tell(Alert("opened", incident(1)))
+    house.said.wait("alert.failed")
+    assert house.stop()
+    house = House(path, Receiver("oncall"), wall=WALL + 5)     # told at WALL, taken now
     house.said.wait("alert.delivered")
     assert house.stop()
     house = House(path, Receiver("oncall"), Receiver("new"), wall=WALL + 60)
