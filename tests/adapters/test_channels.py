@@ -20,7 +20,8 @@ from vllm_watchdog.config_channels import Kind, address
 from vllm_watchdog.config_sections import Alerts, Channel
 from vllm_watchdog.core.catalog import CATALOG
 from vllm_watchdog.core.commands import Alert
-from vllm_watchdog.core.incidents import Entry, Urgency
+from vllm_watchdog.core.failures import Failure
+from vllm_watchdog.core.incidents import Entry, Need, Urgency
 from vllm_watchdog.tell.channel import Outcome
 from vllm_watchdog.tell.payload import Language, trial
 
@@ -62,8 +63,10 @@ def serve():
 
 def worst(class_, urgency=Urgency.PAGE):
     """As much text as an incident can hold, and none of it harmless."""
-    return replace(incident(urgency=urgency), class_=class_, text=NASTY, page=NASTY * 3, timeline=tuple(
-        Entry(60.0 + step, "action", f"{step} {NASTY}") for step in range(300)))
+    failures = tuple(Failure(60.0, f"primary#{number}", class_, NASTY, number=number) for number in range(1, 13))
+    return replace(incident(urgency=urgency), class_=class_, text=NASTY, failures=failures,
+                   needs=(Need("primary", class_, NASTY * 3, NASTY * 3),),
+                   timeline=tuple(Entry(60.0 + step, "action", f"{step} {NASTY}") for step in range(300)))
 
 
 @pytest.mark.parametrize("kind", SERVICES)

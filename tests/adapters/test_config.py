@@ -550,8 +550,8 @@ def test_the_usual_file_is_found() -> None:
     ("[alerts.templates]\ntitle = 'costs 5$'",
      "alerts.templates.title: holds a $ that begins no name, expected $name, ${name}, or $$ for a $"),
     ("[alerts.templates]\ntext = '$hots'",
-     "alerts.templates.text: $hots is no name, expected some of $action, $cause, $class, $engine, $folder, $gap, $host, "
-     "$human, $incident, $kind, $next, $opened, $resolved, $service, $state, $title, $urgency"),
+     "alerts.templates.text: $hots is no name, expected some of $action, $cause, $class, $engine, $failures, $folder, $gap, "
+     "$host, $human, $incident, $kind, $next, $opened, $resolved, $service, $state, $title, $urgency"),
     (OTHER + "model = 'm'\nport = 8102\nargs = { hf-token = 'x' }",
      "engines.b.args.hf-token: can be read by every user of the host, expected engines.b.env.HF_TOKEN"),
     (OTHER + "port = 8102", "engines.b.model: missing, expected the model's name or folder"),

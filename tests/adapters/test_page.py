@@ -11,7 +11,8 @@ import pytest
 from tests.fakes.tell import WALL, Clock, Said, incident
 
 from vllm_watchdog.core import incidents
-from vllm_watchdog.core.incidents import Ended, Flight, Incident
+from vllm_watchdog.core.failures import Ended, Failure
+from vllm_watchdog.core.incidents import Flight, Incident
 from vllm_watchdog.core.levels import CardLevels, Levels
 from vllm_watchdog.core.readings import InFlight, Wait
 from vllm_watchdog.tell import page as module
@@ -29,7 +30,8 @@ def whole() -> Incident:
     made = incidents.up(incidents.down(made, 52.0), 100.2)
     made = incidents.waited(incidents.flown(made, Flight("primary#3", 3, 1, (largest,))), Wait(2, 48.2, 47.0, 1, 2))
     made = incidents.noted(made, 53.0, "evidence", "x", folder="x")
-    return replace(made, levels=Levels(50.0, (card,), 3 * GIB, 2 * GIB, 0.98, 4, 12), ended=Ended("primary#3", 0, False),
+    return replace(made, levels=Levels(50.0, (card,), 3 * GIB, 2 * GIB, 0.98, 4, 12),
+                   failures=(Failure(50.0, "primary#3", "oom_runtime", "CUDA out of memory", Ended("primary#3", 0, False)),),
                    args=(("max-num-batched-tokens", "8192"),))
 
 
@@ -81,6 +83,19 @@ def test_the_page_fits_two_screens() -> None:
     assert len(english.splitlines()) < 60
 
 
+def test_of_several_failures_the_page_begins_with_each_and_says_for_each_what_to_change() -> None:
+    made = incidents.failed(whole(), Failure(70.0, "primary#4", "engine_hang", "no token for 12 s", folder="x/dump-2"))
+    english, chinese = page(made).split("\n---\n")
+    head = english[:english.index("## What to change")]
+    assert "2 failures:\n\n1. " in head and "\n2. 21:53:40Z primary#4: The engine hangs" in head
+    assert "proof: no token for 12 s; evidence: dump-2/" in head
+    todo = english[english.index("## What to change"):english.index("| when |")]
+    assert "### GPU out of memory while serving (oom_runtime)\n\n1. " in todo
+    assert "(engine_hang; the files named here lie in dump-2/)\n\n" in todo and "stacks.txt" in todo
+    assert "how it ended" not in english[english.index("| when |"):], "each failure says it"
+    assert "共 2 次故障：" in chinese
+
+
 def test_a_page_of_which_hardly_anything_is_known_is_whole_too() -> None:
     text = page(incident())
     assert "**An engine serves" in text and "Nothing was done: it is only watched." in text
@@ -93,7 +108,7 @@ def test_a_snapshot_says_that_nothing_was_wrong() -> None:
 
 
 def test_log_lines_can_neither_end_their_block_nor_a_table() -> None:
-    made = replace(whole(), text="``` | # x", ended=Ended("a|b", 3, False))
+    made = replace(whole(), text="``` | # x", failures=(Failure(1.0, "a|b", "x", "y", Ended("a|b", 3, False)),))
     text = page(made)
     assert "''' | # x" in text and r"a\|b: exit code 3" in text
 

@@ -10,7 +10,8 @@ from tests.fakes.tell import WALL, incident
 from vllm_watchdog.config_channels import NAMES
 from vllm_watchdog.core.catalog import CATALOG, Action
 from vllm_watchdog.core.commands import Alert
-from vllm_watchdog.core.incidents import HOST, Entry, Urgency, down, joined, noted, opened, resolved, up
+from vllm_watchdog.core.failures import Failure
+from vllm_watchdog.core.incidents import HOST, Entry, Need, Urgency, down, failed, joined, noted, opened, resolved, up
 from vllm_watchdog.tell.payload import Language, Templates, _facts, key, trial
 from vllm_watchdog.tell.phrases import EN, ZH
 
@@ -99,19 +100,20 @@ def test_what_got_worse_is_told_by_its_new_cause():
     assert lines[0] == f"[WORSE, critical] {CATALOG['engine_hang'].title.en}: primary on gpu-1"
     assert lines[1] == "Cause: engine_hang: no token for 70 s"
     paged = replace(joined(worse, "budget_spent", Urgency.PAGE, "primary is held: 6 failures", 70.0),
-                    page="primary is held: 6 failures")
+                    needs=(Need("primary", "budget_spent", "primary is held: 6 failures", "…"),))
     assert "State: Not resolved, a human is needed: primary is held: 6 failures." in (
         WORDS.payload(Alert("worsened", paged), WALL)["text"].splitlines())
 
 
 def test_a_page_says_why_a_human_is_needed_and_promises_nothing():
-    held = replace(incident(urgency=Urgency.PAGE), page="primary is held: 6 failures within 3600 s", reminders=2)
+    held = replace(incident(urgency=Urgency.PAGE), reminders=2,
+                   needs=(Need("primary", "budget_spent", "primary is held: 6 failures within 3600 s", "…"),))
     text = WORDS.payload(Alert("reminder", held), WALL)["text"]
     assert text.startswith("[STILL OPEN, human needed] ") and "restarted" not in text
     assert "State: Not resolved, a human is needed: primary is held: 6 failures within 3600 s." in text
     assert "Done" not in text
-    over = resolved(replace(held, paged_for="primary"), 80.0, WALL + 30, "the backup serves")
-    assert "still needs a human: primary is held" in WORDS.payload(Alert("resolved", over), WALL)["text"]
+    over = resolved(held, 80.0, WALL + 30, "the backup serves")
+    assert "a human is still needed: primary is held" in WORDS.payload(Alert("resolved", over), WALL)["text"]
 
 
 def test_what_is_told_once_has_an_id_of_its_own():
@@ -166,3 +168,30 @@ def test_a_group_says_how_many_and_which_and_holds_them_all():
     assert group["alerts"] == payloads
     assert WORDS.group(payloads[1:2] + payloads[3:]) == payloads[3]      # of one incident the newest tells all
     assert WORDS.group([payloads[3], WORDS.payload(Alert("resolved", incident(4, over=True)), WALL)])["over"]
+
+
+# -- several failures in one incident
+
+def failing(*classes):
+    made = incident()
+    for number, class_ in enumerate(classes, 1):
+        made = failed(made, Failure(50.0 + 10 * number, f"primary#{number}", class_, f"proof {number}"))
+    return made
+
+
+def test_a_second_failure_is_named_with_its_proof_and_its_advice_comes_first():
+    worse = noted(failing("oom_runtime", "engine_hang"), 70.0, "failover", leaving="primary", to="backup", because="held")
+    text = WORDS.payload(Alert("worsened", worse), WALL)["text"]
+    assert "Failures: 2 failures: 2. 21:53:40Z primary#2: The engine hangs" in text and "proof 2" in text
+    assert "Done: failover from primary to backup" in text
+    assert "Next: Read stacks.txt" in text
+    over = WORDS.payload(Alert("resolved", resolved(worse, 90.0, WALL + 40, "calm")), WALL)["text"]
+    assert "Failures: 2 failures: 1. 21:53:30Z primary#1" in over and "2. 21:53:40Z primary#2" in over
+    assert "Failures" not in WORDS.payload(Alert("opened", failing("oom_runtime")), WALL)["text"]
+
+
+def test_each_further_failure_and_each_further_engine_has_an_alert_of_its_own():
+    needs = tuple(Need(name, "bad_args", "held", "…") for name in ("primary", "backup"))
+    held = replace(failing("oom_runtime"), needs=needs)
+    assert [key(Alert("worsened", one)) for one in (failing("a"), failing("a", "b"), failing("a", "b", "c"), held)] == [
+        "worsened-critical-1", "worsened-critical-2", "worsened-critical-3", "worsened-critical-1-backup-primary"]

@@ -8,6 +8,8 @@ from typing import Any
 from tests.adapters.test_page import whole
 
 from vllm_watchdog.app import show
+from vllm_watchdog.core import incidents
+from vllm_watchdog.core.failures import Failure
 
 
 def row(**more: Any) -> dict[str, Any]:
@@ -39,7 +41,16 @@ def test_one_incident_begins_with_what_to_do_and_ends_with_its_timeline() -> Non
              "What proves it", "What was in flight", "Memory at the time", "What was done",
              f"Files: logs/incidents/{whole().id}", "Timeline"]
     assert [text.index(each) for each in order] == sorted(text.index(each) for each in order)
-    assert "当时的请求" in show.incident(whole(), Path("x"), "zh")
+    assert "当时的请求" in show.incident(whole(), Path("x"), ("zh",))
+    both = show.incident(whole(), Path("x"), ("en", "zh"))
+    assert both.index("What was in flight") < both.index("当时的请求") and both.count("Timeline") == 1
+
+
+def test_several_failures_are_told_before_what_to_change() -> None:
+    made = incidents.failed(whole(), Failure(70.0, "primary#4", "engine_hang", "no token for 12 s", folder="x/dump-2"))
+    text = show.incident(made, Path("x"))
+    assert text.index("failures\n  1. ") < text.index("  2. 21:53:40Z primary#4") < text.index("What to change")
+    assert "  The engine hangs: no token comes, and its counters stand still (engine_hang; the files" in text
 
 
 def test_columns_are_as_wide_as_a_terminal_shows_them() -> None:

@@ -8,7 +8,8 @@ from tests.core.scenes import WALL, Scene, finding, host, mark, metrics, plan
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core import events as e
 from vllm_watchdog.core.advance import HANDLERS, advance
-from vllm_watchdog.core.incidents import Ended, Flight, Urgency
+from vllm_watchdog.core.failures import Ended
+from vllm_watchdog.core.incidents import Flight, Urgency
 from vllm_watchdog.core.plan import Limits, Plan, Standby
 from vllm_watchdog.core.policy import Phase, State
 from vllm_watchdog.core.readings import Health, Holder, Unknown, Wait
@@ -302,7 +303,7 @@ def test_a_sound_engine_that_is_stopped_has_no_end_in_the_incident() -> None:
     scene.ask("restart", "primary")
     scene.feed(e.Exited(6.0, scene.engine().mark, 0))
     assert scene.engine().ended == Ended("primary#2", 0, ours=True)
-    assert scene.world.incidents[0].ended == Ended("primary#1", 1, ours=False)
+    assert [each.ended for each in scene.world.incidents[0].failures] == [Ended("primary#1", 1, ours=False)]
 
 
 def test_a_clean_stop_leaves_an_open_incident_open_and_says_so() -> None:

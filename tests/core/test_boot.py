@@ -468,6 +468,9 @@ def test_what_died_while_no_watchdog_ran_is_an_outage_all_the_same() -> None:
     assert [(incident.class_, incident.text) for incident in after.world.incidents] == [
         ("unexpected_exit", "primary#1 ended while no watchdog ran")]
     assert after.only(c.Alert).kind == "opened"
+    assert [(each.mark, each.text) for each in after.world.incidents[0].failures] == [
+        ("primary#1", "primary#1 ended while no watchdog ran")]
+    assert not after.world.incidents[0].unserved
 
 
 def test_what_failed_and_had_no_incident_yet_when_the_daemon_died_is_missed_too() -> None:

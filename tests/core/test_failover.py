@@ -18,7 +18,7 @@ IDLE = Facts(serving=True, idle=True)
 def test_nothing_is_wrong_until_it_is_known_to_be() -> None:
     assert Facts() == Facts(0, 0, False, False, False, False, True, False, False, False, False, False, False)
     assert Service("primary") == Service(
-        "primary", None, Standby.COLD, Side.PRIMARY, 0.0, -inf, inf, inf, inf, 1.0, Lowering())
+        "primary", None, Standby.COLD, Side.PRIMARY, 0.0, -inf, inf, inf, inf, False, 1.0, Lowering())
 
 
 def test_the_wanted_engine_is_the_sides() -> None:

@@ -247,6 +247,24 @@ def test_the_second_failure_within_the_window_goes_to_the_backup() -> None:
         {"service": "primary", "leaving": "primary", "to": "backup", "because": "failures"}]
 
 
+def test_a_failover_for_failures_names_the_one_before_though_its_incident_is_over() -> None:
+    scene = fails(Scene(plan()).serve(), 10.0)
+    scene.at(99.0)
+    assert not scene.world.incidents
+    scene.feed(e.LogRead(100.0, mark("primary#2"), (finding("oom_runtime"),)))
+    (entry,) = (entry for entry in scene.world.incidents[0].timeline if entry.what == "failover")
+    facts = dict(entry.facts)
+    assert (facts["times"], facts["window"], facts["before_at"]) == ("2", "60 min", "11:06:50Z")
+    assert facts["before"] == scene.world.failed[0][2]
+
+
+def test_without_an_earlier_failure_that_is_known_only_the_number_is_told() -> None:
+    scene = Scene(plan(failover=FailoverPlan(after_failures=0))).serve()
+    scene.feed(e.LogRead(10.0, mark("primary#1"), (finding("cuda_fault"),)))
+    (entry,) = (entry for entry in scene.world.incidents[0].timeline if entry.what == "failover")
+    assert dict(entry.facts)["times"] == "1" and "before" not in dict(entry.facts)
+
+
 def test_failures_that_are_older_than_the_window_do_not_count() -> None:
     limits = Limits(window_s=100)
     assert fails(Scene(plan(limits=limits)).serve(), 10.0, 110.0).world.services[0].side is Side.PRIMARY

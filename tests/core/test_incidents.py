@@ -5,6 +5,7 @@ from math import inf
 
 from tests.core.scenes import finding
 
+from vllm_watchdog.core.failures import Failure
 from vllm_watchdog.core.incidents import (
     DEATHS_KEPT,
     FINDINGS_KEPT,
@@ -12,14 +13,18 @@ from vllm_watchdog.core.incidents import (
     TOLD_S,
     Flight,
     Incident,
+    Need,
     Urgency,
     down,
+    failed,
     flown,
     joined,
+    needed,
     noted,
     opened,
     owed,
     proved,
+    relieved,
     remind_at,
     reminded,
     resolved,
@@ -215,3 +220,42 @@ def test_several_reminders_that_nobody_was_there_to_give_are_one() -> None:
     late = reminded(held, 100.0 + 605.0, 60.0)
     assert late.reminders == 10 and remind_at(late, 60.0) == 100.0 + 11 * 60.0
     assert reminded(held, 159.999, 60.0).reminders == 1     # a rounding error must not make a reminder that counts nothing
+
+
+# -- what is worth a further alert
+
+def fails(incident: Incident, number: int, class_: str) -> Incident:
+    return failed(incident, Failure(100.0 + number, f"primary#{number}", class_, "x"))
+
+
+def test_a_further_failure_is_told_once_a_class() -> None:
+    first = fails(one(urgency=C), 1, "engine_proc_died")
+    second = fails(first, 2, "engine_hang")
+    assert list(owed(first, second)) == ["worsened"]
+    assert list(owed(second, fails(second, 3, "engine_hang"))) == []
+    assert list(owed(second, fails(second, 3, "engine_proc_died"))) == []
+    assert list(owed(second, fails(second, 2, "oom_runtime"))) == ["worsened"], "what it was is known better now"
+    back = fails(fails(second, 2, "oom_runtime"), 3, "engine_hang")
+    assert list(owed(fails(second, 2, "oom_runtime"), back)) == [], "it was told already"
+
+
+def test_the_failure_that_an_incident_opened_with_is_no_further_one() -> None:
+    opened_ = one(class_="oom_runtime", urgency=C)
+    assert list(owed(opened_, fails(opened_, 1, "oom_runtime"))) == []
+    first = fails(opened_, 1, "engine_dead_v1")
+    assert list(owed(first, fails(first, 1, "cuda_fault"))) == [], "it is the same failure"
+    assert list(owed(opened_, first)) == ["worsened"], "the first failure of an incident that was about something else"
+
+
+def test_another_engine_that_needs_a_human_is_told_and_one_alone_is_not_told_again() -> None:
+    none = one(urgency=PAGE)
+    held = needed(none, Need("primary", "bad_args", "primary is held", "…"))
+    both = needed(held, Need("backup", "bad_args", "backup is held", "…"))
+    assert [list(owed(*pair)) for pair in ((none, held), (held, both), (both, both))] == [[], ["worsened"], []]
+    assert both.page == "primary is held; backup is held"
+    assert needed(both, Need("backup", "wedged", "backup is stuck", "…")).page == "primary is held; backup is stuck"
+    assert list(owed(both, relieved(both, "primary"))) == []
+
+
+def test_failures_move_with_the_clock() -> None:
+    assert shifted(fails(one(), 1, "x"), 50.0, 200.0).failures[0].at == 151.0

@@ -12,7 +12,7 @@ from vllm_watchdog.core.reasons import OVERDUE, PAGES, ended, overdue
 
 def test_an_exit_is_told_by_its_code_or_its_signal() -> None:
     assert ended(1) == "it exited with code 1"
-    assert ended(None) == "it is gone"
+    assert ended(None) == "it ended; it was an earlier daemon's child, so its exit code is unknown"
     assert ended(-9) == "it was ended by signal 9, which we did not send"
 
 

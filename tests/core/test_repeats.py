@@ -5,7 +5,7 @@ from dataclasses import replace
 from tests.core.scenes import Scene, mark, plan
 
 from vllm_watchdog.core.plan import EnginePlan, Plan, Thresholds
-from vllm_watchdog.core.repeats import crash_loop, failed, oom_rate, restarted
+from vllm_watchdog.core.repeats import before, crash_loop, failed, oom_rate, restarted
 from vllm_watchdog.core.units import DAY_S
 from vllm_watchdog.core.world import World
 
@@ -23,18 +23,18 @@ def test_restarts_are_kept_for_a_day() -> None:
 
 
 def test_a_generation_fails_once_and_is_kept_for_a_day() -> None:
-    world = failed(at(failed(at(WORLD, 5.0), mark("primary#1")), 6.0), mark("primary#1"))
-    assert world.failed == ((mark("primary#1"), 6.0),)
-    world = failed(at(world, DAY_S + 6.0), mark("backup#1"))
-    assert world.failed == ((mark("backup#1"), DAY_S + 6.0),)
+    world = failed(at(failed(at(WORLD, 5.0), mark("primary#1"), "engine_dead_v1"), 6.0), mark("primary#1"), "oom_runtime")
+    assert world.failed == ((mark("primary#1"), 5.0, "oom_runtime"),), "known better by now"
+    world = failed(at(world, DAY_S + 6.0), mark("backup#1"), "oom_runtime")
+    assert world.failed == ((mark("backup#1"), DAY_S + 6.0, "oom_runtime"),)
 
 
 def test_more_failures_of_one_engine_than_allowed_are_a_loop() -> None:
     world = replace(WORLD, plan=replace(WORLD.plan, thresholds=Thresholds(crash_loop=2)))
     for generation in (1, 2):
-        world = failed(failed(world, mark(f"primary#{generation}")), mark(f"backup#{generation}"))
+        world = failed(failed(world, mark(f"primary#{generation}"), "x"), mark(f"backup#{generation}"), "x")
     assert crash_loop(world, "primary") == ""
-    world = failed(world, mark("primary#3"))
+    world = failed(world, mark("primary#3"), "x")
     assert crash_loop(world, "primary") == "primary failed 3 times within a day; a restart does not cure it"
     assert crash_loop(world, "backup") == ""
 
@@ -47,3 +47,11 @@ def test_ooms_of_all_engines_of_a_service_count_for_five_minutes() -> None:
     assert oom_rate(world, "a") == "", "the first is five minutes ago"
     assert oom_rate(at(world, 399.9), "a") == "out of memory 3 times within 300 s"
     assert oom_rate(world, "c") == ""
+
+
+def test_the_time_before_is_the_last_failure_of_an_earlier_generation() -> None:
+    world = failed(at(WORLD, 5.0), mark("primary#1"), "oom_runtime")
+    world = failed(failed(at(world, 8.0), mark("backup#4"), "cuda_fault"), mark("primary#2"), "engine_hang")
+    assert before(world, mark("primary#2"), 0.0) == (5.0, "oom_runtime")
+    assert before(world, mark("primary#3"), 0.0) == (8.0, "engine_hang")
+    assert before(world, mark("primary#2"), 5.0) is None

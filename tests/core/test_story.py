@@ -6,8 +6,9 @@ import pytest
 from tests.core.scenes import GIB, Scene, finding, gpu, host, mark, metrics, plan, tree
 
 from vllm_watchdog.core import events as e
-from vllm_watchdog.core import incidents, story
-from vllm_watchdog.core.incidents import HOST, Ended, Flight, Incident, Urgency, noted, opened
+from vllm_watchdog.core import incidents, lessons, story
+from vllm_watchdog.core.failures import Ended, Failure
+from vllm_watchdog.core.incidents import HOST, Flight, Incident, Need, Urgency, noted, opened
 from vllm_watchdog.core.levels import CardLevels, Levels
 from vllm_watchdog.core.readings import GpuProcess, Holder, InFlight, Wait
 
@@ -42,11 +43,11 @@ def test_a_class_without_an_entry_is_its_own_title() -> None:
 
 
 def test_an_incident_says_how_it_stands_in_every_state() -> None:
-    held = replace(one(urgency=Urgency.PAGE), page="primary is held: no such flag.", paged_for="primary")
+    held = replace(one(urgency=Urgency.PAGE), needs=(Need("primary", "bad_args", "primary is held: no such flag.", "…"),))
     for incident, wanted in (
         (one("snapshot"), "Nothing was wrong"),
         (over(one()), "Resolved after 78.0 s"),
-        (over(held), "The service is restored, but primary still needs a human: primary is held: no such flag."),
+        (over(held), "The service is restored, but a human is still needed: primary is held: no such flag."),
         (held, "Not resolved, a human is needed: primary is held"),
         (incidents.down(one(), 5.0), "no engine serves since 11:06:45Z"),
         (one("vram_high", Urgency.WARNING), "it is watched"),
@@ -59,10 +60,9 @@ def test_an_incident_says_how_it_stands_in_every_state() -> None:
 
 
 def test_why_a_human_is_needed_is_told_in_chinese_too() -> None:
-    held = replace(one(urgency=Urgency.PAGE), page="primary is held", page_zh="primary 已停止重试", paged_for="primary")
+    held = replace(one(urgency=Urgency.PAGE), needs=(Need("primary", "bad_args", "primary is held", "primary 已停止重试"),))
     assert story.state(held).zh == "未恢复，需要人工处理：primary 已停止重试。"
-    assert story.state(over(held)).zh == "服务已恢复，但 primary 仍需人工处理：primary 已停止重试。"
-    assert story.paged(replace(held, page_zh="")).zh == "primary is held", "an older daemon told it"
+    assert story.state(over(held)).zh == "服务已恢复，但仍需人工处理：primary 已停止重试。"
 
 
 def test_what_was_done_is_told_in_order_and_nothing_else() -> None:
@@ -102,7 +102,7 @@ def test_what_clients_waited_is_told_or_that_nobody_knows() -> None:
     wait = Wait(42, 48.24, 47.0, failed=1, replayed=40)
     (told,) = story.clients(incidents.waited(one(), wait))
     assert told.en == ("42 requests waited in the gateway and were answered: the longest after 48.2 s, half of them within "
-                       "47.0 s; 1 got no answer; 40 were sent to a second engine")
+                       "47.0 s; 1 got no answer; 40 were sent to an engine again")
     assert story.wait_of(Wait(1, 33.7, 33.7)).en == "one request waited in the gateway for 33.7 s and was answered"
     assert "中位 47.0 s" in told.zh
     told = story.wait_of(Wait(0, 0.0, 0.0, failed=7))
@@ -130,7 +130,7 @@ def test_a_flight_is_told_with_its_largest_request() -> None:
     (Ended("primary#1", None, False), "primary#1: nobody saw how"),
 ])
 def test_an_end_is_told_in_words(end: Ended, wanted: str) -> None:
-    assert story.ended(replace(one(), ended=end)).en.startswith(wanted)
+    assert story.ended(incidents.failed(one(), Failure(1.0, "primary#1", "x", "", end))).en.startswith(wanted)
 
 
 def test_without_an_end_nothing_is_told_of_it() -> None:
@@ -143,7 +143,7 @@ def test_memory_is_a_small_table_in_both_languages() -> None:
     others = (GpuProcess(Holder(4711, "python3"), 9 * GIB), GpuProcess(Holder(5, "Xorg"), None))
     card = CardLevels(0, "A10", 21 * GIB, 22 * GIB, 12 * GIB, 20 * GIB, 0.95, others)
     levels = Levels(0.0, (card,), 4 * GIB, 3 * GIB, 0.98, 4, 12, 64 * GIB, 32 * GIB)
-    rows = [[cell.en for cell in row] for row in story.memory(levels)]
+    rows = [[cell.en for cell in row] for row in story.memory(replace(one(), levels=levels))]
     assert rows == [
         ["GPU 0 A10", "21.0 GiB / 22.0 GiB (95%)",
          "threshold 95%; the engine 12.0 GiB; 20.0 GiB after warm-up; PID 4711 (python3) 9.0 GiB; PID 5 (Xorg) ?"],
@@ -152,49 +152,14 @@ def test_memory_is_a_small_table_in_both_languages() -> None:
         ["requests in the engine", "4 running, 12 waiting", ""],
         ["host memory available", "32.0 GiB", "of 64.0 GiB"],
     ]
-    assert story.memory(levels)[0][2].zh.startswith("告警阈值 95%；引擎 12.0 GiB；预热后 20.0 GiB")
+    assert story.memory(replace(one(), levels=levels))[0][2].zh.startswith("告警阈值 95%；引擎 12.0 GiB；预热后 20.0 GiB")
 
 
 def test_what_is_not_known_has_no_row() -> None:
-    assert story.memory(None) == () == story.memory(Levels(0.0))
-    (row,) = story.memory(Levels(0.0, (CardLevels(1, "x", 0, 0),)))
+    assert story.memory(one()) == () == story.memory(replace(one(), levels=Levels(0.0)))
+    (row,) = story.memory(replace(one(), levels=Levels(0.0, (CardLevels(1, "x", 0, 0),))))
     assert [cell.en for cell in row] == ["GPU 1 x", "0 MiB / 0 MiB (0%)", ""]
-    assert [row[2].en for row in story.memory(Levels(0.0, rss=GIB))] == [""]
-
-
-# -- what to change
-
-def test_the_cause_of_the_incident_has_the_last_word_on_facts() -> None:
-    late = finding("oom_runtime", "OOM", gpu=0, requested_bytes=1)
-    incident = incidents.proved(one(), (late, finding("worker_died", "died", gpu=1, exit_code=-9)))
-    assert dict(story.case_of(incident).details) == {"gpu": 0, "requested_bytes": 1, "exit_code": -9}
-
-
-def test_the_request_to_suspect_is_the_one_that_was_kept_back_else_the_longest() -> None:
-    incident = incidents.flown(one(), Flight("p#1", 2, 0, (request(90_000), request(50_000, "suspect"))))
-    assert story.case_of(incident).longest.tokens_estimated == 50_000
-    assert story.case_of(one()).longest is None
-
-
-def test_only_an_exit_that_was_not_our_doing_is_a_fact() -> None:
-    assert story.case_of(replace(one(), ended=Ended("p#1", -9, True))).exit_code is None
-    assert story.case_of(replace(one(), ended=Ended("p#1", -9, False))).exit_code == -9
-
-
-def test_a_held_engine_is_let_go_by_a_last_step() -> None:
-    held = replace(one("bad_args", Urgency.PAGE), page="primary is held: " + "x" * 900, paged_for="primary")
-    assert "`args` of [engines.primary]" in story.advice(held)[-1].en
-    assert "`llm-watchdog reload`, which says what needs a restart of the watchdog" in story.advice(held)[-1].en
-    assert "`llm-watchdog restart primary`" in story.advice(held)[-1].en
-    assert len(story.state(held).en) < 300
-    assert all("restart primary" not in line.en for line in story.advice(replace(held, class_="wedged")))
-    assert all("restart primary" not in line.en for line in story.advice(one("bad_args")))
-
-
-def test_proof_is_each_line_once() -> None:
-    found = finding("oom_runtime", "CUDA  out of\nmemory"), finding("engine_dead_v1", "EngineDeadError")
-    incident = incidents.proved(one(), found)
-    assert story.proof(incident) == ("CUDA out of memory", "EngineDeadError")
+    assert [row[2].en for row in story.memory(replace(one(), levels=Levels(0.0, rss=GIB)))] == [""]
 
 
 # -- from the events to the story
@@ -225,7 +190,7 @@ def test_an_oom_behind_the_gateway_is_a_whole_story() -> None:
                      "primary#2 serves"]
     assert story.gap(told).en == "No engine served for 48.2 s, until 11:07:33Z."
     assert story.clients(told)[0].en.startswith("2 requests waited")
-    advice = [line.en for line in story.advice(told)]
+    advice = [line.en for line in lessons.advice(told)]
     assert any("about 60000 tokens" in line for line in advice)
     assert any("PID 4711 (python3)" in line for line in advice)
     assert told.levels.kv_usage == 0.7 and told.levels.cards[0].used == 99 * GIB
@@ -248,7 +213,38 @@ def test_a_hang_counts_as_down_from_its_last_sign_of_life() -> None:
 def test_the_page_is_taken_back_when_a_human_has_acted() -> None:
     scene = Scene(plan(backup=False))
     scene.crash("primary", 1.0, finding("bad_args", "no such flag"))
-    assert scene.world.incidents[0].page and scene.world.incidents[0].paged_for == "primary"
+    assert [need.engine for need in scene.world.incidents[0].needs] == ["primary"]
     scene.ask("restart", "primary")
     assert not scene.world.incidents[0].page
     assert "an operator asked for restart of primary" in [step.text.en for step in story.actions(scene.world.incidents[0])]
+
+
+def test_the_gauges_are_left_out_where_the_gateway_knew_of_more_requests() -> None:
+    incident = replace(one(), levels=Levels(0.0, running=1, waiting=0))
+    (row,) = story.memory(incidents.flown(incident, Flight("primary#1", 1, 0)))
+    assert row[1].en == "1 running, 0 waiting"
+    assert story.memory(incidents.flown(incident, Flight("primary#1", 2, 0))) == ()
+
+
+def test_a_first_start_that_never_served_says_so() -> None:
+    scene = Scene(plan(backup=False))
+    scene.crash("primary", 1.0)
+    told = scene.world.incidents[0]
+    assert story.gap(told).en == "No engine has served yet: it was the first start, at 11:06:41Z."
+    assert "no engine has served yet" in story.state(told).en
+    scene.serve()
+    scene.crash("primary", 9.0)
+    assert story.gap(scene.world.incidents[0]).en.startswith("No engine serves since ")
+
+
+def test_one_that_was_sent_again_is_told_as_one() -> None:
+    assert story.wait_of(Wait(1, 16.4, 16.4, replayed=1)).en.endswith(" and was answered; one was sent to an engine again")
+
+
+def test_failures_that_were_too_many_name_the_time_before() -> None:
+    often = {"because": "failures", "times": "2", "window": "60 min"}
+    incident = noted(one(), 3.0, "failover", **often, before="oom_runtime", before_at="01:21:04Z")
+    incident = noted(noted(incident, 4.0, "failover", **often), 5.0, "failover", because="odd")
+    assert [step.text.en.partition("because ")[2] for step in story.actions(incident)] == [
+        "it failed 2 times within 60 min (the time before: oom_runtime at 01:21:04Z)",
+        "it failed 2 times within 60 min", "odd"]

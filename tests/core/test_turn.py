@@ -7,6 +7,7 @@ from tests.core.scenes import Scene, finding, gpu, mark, plan
 
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core import events as e
+from vllm_watchdog.core.failures import Ended
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import Limits
 from vllm_watchdog.core.policy import Phase, Sign, State
@@ -273,7 +274,7 @@ def test_a_failure_of_an_adopted_engine_may_have_no_exit_code() -> None:
     scene = Scene(SOLO).serve()
     scene.feed(e.Exited(10.0, M, None))
     scene.bury()
-    assert scene.world.incidents[0].text == "it is gone"
+    assert "it was an earlier daemon's child" in scene.world.incidents[0].text
 
 
 def test_exit_code_zero_is_a_code() -> None:
@@ -506,9 +507,9 @@ def test_every_sign_is_carried_out_by_name() -> None:
 def test_a_page_is_taken_back_when_its_engine_is_held_no_longer() -> None:
     scene = Scene(SOLO)
     scene.crash("primary", 1.0, finding("bad_args", "no such flag"))
-    assert scene.world.incidents[0].paged_for == "primary"
+    assert [need.engine for need in scene.world.incidents[0].needs] == ["primary"]
     scene.ask("restart", "primary")
-    assert (scene.world.incidents[0].page, scene.world.incidents[0].paged_for) == ("", "")
+    assert (scene.world.incidents[0].page, scene.world.incidents[0].needs) == ("", ())
 
 
 # -- rates
@@ -567,3 +568,75 @@ def test_an_operators_restart_forgives_what_failed() -> None:
     scene.now = 35_000.0
     scene.ask("restart", "primary")
     assert scene.world.failed == ()
+
+
+# -- a second failure inside an open incident
+
+def hung(scene: Scene, whose: str, since: float) -> None:
+    """Its tokens stand still from `since` on, and a one-token request is not answered, until it is told to go."""
+    name = mark(whose).engine
+    second = since
+    while scene.phase(name) is not Phase.DUMPING:
+        second += 1.0
+        scene.scrape(2.0, name, at=second)
+        if scene.engine(name).pulse.asked_at is not None:
+            scene.feed(e.Answered(second, mark(whose), False, 3.0))
+
+
+def killed_then_hung() -> Scene:
+    scene = Scene(plan(limits=Limits(still_s=3, suspect_s=5))).serve()
+    scene.feed(e.Exited(10.0, M, -9))
+    scene.bury("primary", finding("engine_proc_died", "engine core exited"))
+    scene.feed(e.Dumped(10.1, M, scene.world.incidents[0].id, "logs/x"))
+    scene.now = 12.0
+    scene.serve(pid=200)
+    scene.scrape(1.0, at=13.0)
+    scene.scrape(2.0, at=20.0)
+    hung(scene, "primary#2", 20.0)
+    return scene
+
+
+def test_a_second_failure_stands_beside_the_first_one_with_its_own_end_and_evidence() -> None:
+    scene = killed_then_hung()
+    incident = scene.world.incidents[0]
+    scene.feed(e.Dumped(30.0, mark("primary#2"), incident.id, "logs/x/dump-2"))
+    scene.feed(e.Exited(30.5, mark("primary#2"), 0))
+    incident = scene.world.incidents[0]
+    assert [(each.number, each.mark, each.class_, each.ended, each.folder) for each in incident.failures] == [
+        (1, "primary#1", "engine_proc_died", Ended("primary#1", -9, False), "logs/x"),
+        (2, "primary#2", "engine_hang", Ended("primary#2", 0, True), "logs/x/dump-2")]
+    assert incident.class_ == "engine_proc_died", "the title stays the most specific cause"
+
+
+def test_a_second_failure_of_another_class_is_told_with_what_was_done() -> None:
+    scene = killed_then_hung()
+    assert scene.alerts() == [("opened", "engine_proc_died"), ("worsened", "engine_proc_died")]
+    alert = scene.only(c.Alert)
+    assert alert.incident.failures[-1].class_ == "engine_hang"
+    assert "failover" in [entry.what for entry in alert.incident.timeline]
+
+
+def test_a_hang_counts_from_its_last_sign_of_life_though_the_backups_turn_begins_with_it() -> None:
+    scene = killed_then_hung()
+    assert scene.world.service("primary").wanted == "backup"
+    assert (scene.world.incidents[0].down_s, scene.world.incidents[0].down_at) == (2.0, 20.0)
+
+
+def test_a_clean_stop_leaves_the_ends_of_before() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Exited(10.0, M, -9))
+    scene.bury()
+    scene.serve(pid=200)
+    scene.feed(e.StopAsked(20.0, "SIGTERM"))
+    scene.feed(e.Exited(21.0, mark("primary#2"), 0))
+    assert [each.ended for each in scene.world.incidents[0].failures] == [Ended("primary#1", -9, False)]
+
+
+def test_the_second_engine_that_is_held_is_told_and_named_beside_the_first() -> None:
+    scene = Scene(plan())
+    scene.crash("primary", 1.0, finding("bad_args", "no such flag"))
+    scene.crash("backup", 2.0, finding("bad_args", "no such flag"))
+    assert scene.alerts() == [("opened", "bad_args"), ("worsened", "bad_args")]
+    assert [need.engine for need in scene.world.incidents[0].needs] == ["primary", "backup"]
+    scene.ask("restart", "primary")
+    assert [need.engine for need in scene.world.incidents[0].needs] == ["backup"]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from vllm_watchdog.core.units import DAY_S, GIB, MIB, duration, gib, iso, outlook, stamp, utc
+from vllm_watchdog.core.units import DAY_S, GIB, MIB, duration, gib, iso, outlook, stamp, time_of_day, utc
 
 WALL = 1_795_963_317.1239       # 2026-11-29 14:41:57 UTC
 
@@ -21,3 +21,7 @@ def test_spans_are_told_in_their_own_size() -> None:
 
 def test_what_is_estimated_is_told_in_round_figures() -> None:
     assert [outlook(s) for s in (60, 6540, 7200, 2 * DAY_S - 1, 2 * DAY_S)] == ["1 min", "109 min", "2 h", "48 h", "2 days"]
+
+
+def test_the_time_of_day_is_told_in_utc() -> None:
+    assert time_of_day(1_795_000_000.0) == "11:06:40Z"

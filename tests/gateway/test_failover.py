@@ -216,6 +216,31 @@ def test_a_hot_backup_takes_over_at_once() -> None:
     run(work())
 
 
+def test_the_wait_of_a_request_that_is_sent_again_counts_from_its_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "settle_s", 0.0)
+
+    async def work() -> None:
+        first, second = await Backend(hang, "first").start(), await Backend(echo, "second").start()
+        async with running() as bench:
+            heard = words_of(bench)
+            bench.serve(first.serving())
+            began = asyncio.get_running_loop().time()
+            client = await ask(bench)
+            await until(lambda: asyncio.get_running_loop().time() - began > 0.5, "it hangs there for a while")
+            first.die()
+            await until(lambda: bench.gauge("holding") == 1, "it waits")
+            held = asyncio.get_running_loop().time()
+            bench.serve(second.serving())
+            assert (await client.answer()).status == 200
+            waited = asyncio.get_running_loop().time() - held
+            client.close()
+            await until(lambda: any(each["verb"] == "waited" for each in heard), "the daemon is told")
+            (told,) = (each for each in heard if each["verb"] == "waited")
+            assert told["replayed"] == 1 and told["longest_s"] > 0.4 + waited / 2
+
+    run(work())
+
+
 def test_an_engine_that_comes_back_under_the_same_name_is_used_again() -> None:
     async def work() -> None:
         first = await Backend(hang, "first").start()

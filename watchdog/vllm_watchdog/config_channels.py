@@ -39,7 +39,7 @@ HOSTS = {
 }
 NAMES = frozenset({         # that alerts.templates may hold
     "kind", "urgency", "title", "class", "host", "service", "engine", "cause", "state", "human", "action", "gap", "opened",
-    "resolved", "next", "folder", "incident",
+    "resolved", "next", "folder", "incident", "failures",
 })
 
 

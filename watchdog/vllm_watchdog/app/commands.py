@@ -174,7 +174,8 @@ def incidents(options: argparse.Namespace) -> int:
             incident = CODEC.decode(found["incident"])
         except ValueError as error:
             return fail(f"{found['id']}: written by another version of llm-watchdog ({error}); --json shows it as it is", 1)
-        print(show.incident(incident, settings.daemon.log_dir / "incidents", settings.alerts.language))
+        languages = ("en", "zh") if settings.alerts.language == "both" else (settings.alerts.language,)
+        print(show.incident(incident, settings.daemon.log_dir / "incidents", languages))
     return 0
 
 

@@ -274,8 +274,9 @@ class Daemon:
         incident = command.incident
         self.alerting.tell(command)
         if command.kind != "resolved":      # which the core says itself
-            self.say(f"incident.{command.kind}", incident=incident.id, urgency=incident.urgency, class_=incident.class_,
-                     text=incident.page or incident.text)
+            news = incident.failures[-1] if command.kind == "worsened" and incident.failures else incident
+            self.say(f"incident.{command.kind}", incident=incident.id, urgency=incident.urgency, class_=news.class_,
+                     text=incident.page or news.text)
 
     def _apply(self, settings: Settings, plan: Plan) -> None:
         """In the thread of whoever asked."""

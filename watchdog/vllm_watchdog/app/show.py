@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unicodedata import east_asian_width
 
+from vllm_watchdog.core import lessons, story
 from vllm_watchdog.core import phrases as p
-from vllm_watchdog.core import story
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.incidents import Incident, Urgency
 from vllm_watchdog.core.units import duration, utc
@@ -42,27 +43,40 @@ def _title(class_: str, language: str) -> str:
     return CATALOG[class_].title.of(language) if class_ in CATALOG else class_
 
 
-def incident(told: Incident, folder: Path, language: str = "en") -> str:
-    """One incident as its page tells it: what, how it stands, what to do first; the timeline at the end."""
+def incident(told: Incident, folder: Path, languages: Sequence[str] = ("en",)) -> str:
+    """One incident as its page tells it, in each language: what, how it stands, what to do; the timeline at the end."""
+    lines = [line for language in languages for line in (*_part(told, folder, language), "")]
+    lines += [p.HEADINGS["timeline"].of(languages[0])]
+    lines += [f"  {_clock(story.wall(told, entry.at))}  {entry.what:<9} {entry.text}" for entry in told.timeline]
+    return "\n".join(lines)
+
+
+def _part(told: Incident, folder: Path, language: str) -> list[str]:
     def said(text: Text) -> str:
         return text.of(language)
 
     lines = [said(story.heading(told)), said(story.state(told)), ""]
-    if advice := story.advice(told):
-        lines += [said(p.HEADINGS["todo"]), *(f"  {number}. {said(text)}" for number, text in enumerate(advice, 1)), ""]
+    if failures := lessons.failures(told):
+        lines += [said(p.LABELS["failures"])]
+        lines += [f"  {each.number}. {said(text)}" for each, text in zip(told.failures, failures, strict=True)] + [""]
+    if todo := lessons.lessons(told):
+        lines += [said(p.HEADINGS["todo"])]
+        number = count(1)
+        for lesson in todo:
+            lines += [f"  {said(lesson.head)}:"] if failures else []
+            lines += [f"  {next(number)}. {said(text)}" for text in lesson.lines]
+        lines += [""]
     lines += [f"  {_padded(said(label), LABEL)} {text}" for label, text in page.facts(told, language)]
-    if proof := story.proof(told):
+    if proof := lessons.proof(told):
         lines += ["", said(p.HEADINGS["proof"]), *(f"  {line[:PROOF]}" for line in proof)]
     if told.flights:
         lines += ["", said(p.HEADINGS["flight"]), *(f"  {said(story.flight_of(each))}" for each in told.flights)]
-    if rows := story.memory(told.levels):
+    if rows := story.memory(told):
         cells = [[cell.of(language) for cell in row] for row in rows]
         lines += ["", said(p.HEADINGS["memory"]), *(f"  {line}" for line in table(cells[0], cells[1:]))]
     if steps := story.actions(told):
         lines += ["", said(p.HEADINGS["done"]), *(f"  {story.clock(told, step.at)} {said(step.text)}" for step in steps)]
-    lines += ["", f"{said(p.HEADINGS['files'])}: {folder / told.id}", "", said(p.HEADINGS["timeline"])]
-    lines += [f"  {_clock(story.wall(told, entry.at))}  {entry.what:<9} {entry.text}" for entry in told.timeline]
-    return "\n".join(lines)
+    return [*lines, "", f"{said(p.HEADINGS['files'])}: {folder / told.id}"]
 
 
 def event(line: dict[str, Any], language: str = "en") -> str:

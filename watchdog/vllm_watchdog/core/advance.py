@@ -14,8 +14,9 @@ from typing import Any
 from vllm_watchdog.core import boot, events, incidents, liveness, operate, story
 from vllm_watchdog.core.blame import specificity
 from vllm_watchdog.core.commands import Command
+from vllm_watchdog.core.failures import Ended, filed
 from vllm_watchdog.core.follow import JUDGED, follow
-from vllm_watchdog.core.incidents import REQUESTS_KEPT, Ended, Flight, Urgency
+from vllm_watchdog.core.incidents import REQUESTS_KEPT, Flight, Urgency
 from vllm_watchdog.core.logs import kernel_read, log_read
 from vllm_watchdog.core.policy import ALIVE, Phase, Sign
 from vllm_watchdog.core.readings import Health, Mark, Unknown
@@ -95,8 +96,8 @@ def _exited(turn: Turn, event: events.Exited) -> None:
         ours = engine.phase in (Phase.STOPPING, Phase.KILLING)
         ended = Ended(str(event.mark), event.code, ours)
         turn.change(engine.name, exit_code=event.code, ended=ended)
-        if engine.life.charged or not ours:     # a change of sides stops a sound engine: no part of what went wrong
-            turn.amend(engine.name, lambda incident: replace(incident, ended=ended))
+        if engine.life.charged:
+            turn.failed(engine.name)
         turn.sign(engine.name, Sign.EXIT)
 
 
@@ -140,7 +141,9 @@ def _dumped(turn: Turn, event: events.Dumped) -> None:
                 turn.note(incident.service, "no evidence", "none" + missing)
             incident = turn.world.incident(incident.service) or incident
             if event.folder:
-                turn.world = turn.world.with_incident(replace(incident, evidence=(*incident.evidence, event.folder)))
+                turn.world = turn.world.with_incident(replace(
+                    incident, evidence=(*incident.evidence, event.folder),
+                    failures=filed(incident.failures, str(event.mark), event.folder)))
     if event.mark and (engine := _current(turn, event.mark)):
         turn.bundled(engine.name)
     operate.written(turn, event)

@@ -57,6 +57,8 @@ def _missed(turn: Turn, names: list[str]) -> None:
     for name in names:
         text = f"{turn.world.engine(name).mark} ended while no watchdog ran"
         turn.symptom(name, "unexpected_exit", Urgency.CRITICAL, text)
+        turn.change(name, why=text)
+        turn.failed(name)
 
 
 def want(turn: Turn) -> None:
@@ -114,6 +116,7 @@ def _services(event: Booted, memory: Memory, running: dict[str, Survivor | None]
             served = any(engine.served for engine in memory.engines if engine.name == service.wanted)
             service = replace(service, turned_at=before.turned_at, patience=before.patience,
                               excused_until=-inf if served else inf,     # only a first start is excused
+                              served=served,
                               lowering=before.lowering if side is Side.PRIMARY else Lowering())
         services.append(service)
     return services

@@ -56,6 +56,7 @@ class Service:
     serving_since: float = inf
     idle_since: float = inf
     excused_until: float = inf
+    served: bool = False            # since its first start
     patience: float = 1.0           # times stable_s: doubled by each failover that follows soon on a failback
     lowering: Lowering = Lowering()
 
@@ -88,6 +89,7 @@ def observe(service: Service, at: float, facts: Facts) -> Service:
     """Keep since when the wanted engine serves, and since when it is idle."""
     return changed(
         service,
+        served=service.served or facts.serving,
         serving_since=min(service.serving_since, at) if facts.serving else inf,
         idle_since=min(service.idle_since, at) if facts.serving and facts.idle else inf,
     )

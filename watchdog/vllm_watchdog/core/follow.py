@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
-from vllm_watchdog.core import failover, gate, incidents, liveness, lowering, outages, standby
+from vllm_watchdog.core import failover, gate, incidents, liveness, lowering, outages, repeats, standby
 from vllm_watchdog.core.changed import changed
 from vllm_watchdog.core.commands import Ask, Quit
 from vllm_watchdog.core.failover import Facts, Hint, Service, Side
@@ -17,6 +17,7 @@ from vllm_watchdog.core.readings import Metrics, Unknown
 from vllm_watchdog.core.sampled import GPUS_LOST, watches_of
 from vllm_watchdog.core.symptoms import Watch
 from vllm_watchdog.core.turn import HOST, Turn
+from vllm_watchdog.core.units import duration, time_of_day
 from vllm_watchdog.core.world import Engine, World, due_at
 
 JUDGED = frozenset({Phase.SERVING, Phase.SUSPECT})
@@ -159,16 +160,28 @@ def _limit(world: World, service: Service) -> int | None:
 def turn_service(turn: Turn, service: Service, why: Hint, start: Sign = Sign.WANT) -> None:
     """The other engine's turn.  The gate keeps it waiting until this one has left the cards they share."""
     leaving = service.wanted
+    counted = _failures(turn, service) if why is Hint.FAILURES else {}
     excused_until = EXCUSES[why](turn.at) if why in EXCUSES else service.excused_until
     service = replace(failover.turned(service, turn.at, turn.world.plan.failover), excused_until=excused_until)
     turn.world = turn.world.with_service(service)
     name = "failover" if service.wanted != service.name else "failback"
     turn.say(f"service.{name}", service=service.name, leaving=leaving, to=service.wanted, because=why)
     turn.note(service.name, name, f"{leaving} -> {service.wanted}, because: {why}", leaving=leaving, to=service.wanted,
-              because=why.value)
+              because=why.value, **counted)
     if why is Hint.DEGRADED or not standby.stays(service, leaving):     # only its end frees memory: a hot one starts anew
         turn.sign(leaving, Sign.UNWANT)
     turn.sign(service.wanted, start)
+
+
+def _failures(turn: Turn, service: Service) -> dict[str, str]:
+    """How often the primary failed within how long, and of what the time before: it may be another incident's failure."""
+    primary = turn.world.engine(service.name)
+    since = max(turn.at - primary.plan.limits.window_s, service.turned_at)
+    times = sum(at > since for at in primary.life.failures)
+    told = {"times": str(times), "window": duration(primary.plan.limits.window_s)}
+    if before := repeats.before(turn.world, primary.mark, since):
+        told |= {"before": before[1], "before_at": time_of_day(before[0] + turn.world.wall_offset)}
+    return told
 
 
 EXCUSES: dict[Hint, Callable[[float], float]] = {
@@ -232,8 +245,7 @@ def _outages(turn: Turn) -> None:
         if turn.world.stopping or engine.phase in JUDGED:
             incident = incidents.up(incident, turn.at)
         elif not (engine.adopted and engine.phase is Phase.LOADING):     # it may serve all the time: the next look tells
-            hung = engine.cause == "engine_hang" and engine.pulse.sign_at <= turn.at
-            incident = incidents.down(incident, engine.pulse.sign_at if hung else turn.at)
+            incident = incidents.down(incident, turn.at)
         turn.world = turn.world.with_incident(incident)
 
 

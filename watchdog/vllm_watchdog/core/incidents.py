@@ -14,6 +14,7 @@ from math import inf
 
 from vllm_watchdog.core.blame import specificity
 from vllm_watchdog.core.catalog import CATALOG, Severity
+from vllm_watchdog.core.failures import Failure, added
 from vllm_watchdog.core.levels import Levels
 from vllm_watchdog.core.readings import InFlight, Wait
 from vllm_watchdog.core.units import stamp
@@ -58,12 +59,13 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a generation ended.  `code` as in subprocess, None where it was not our child; `ours`: we had told it to go."""
+class Need:
+    """Why only a human can help with one engine, and the class of that, in English and Chinese."""
 
-    mark: str
-    code: int | None
-    ours: bool
+    engine: str
+    class_: str
+    en: str
+    zh: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,7 @@ class Incident:
     touched_at: float                   # last time a symptom joined
     wall_resolved: float | None = None
     text: str = ""                      # the sentence that proves the cause
-    page: str = ""                      # why only a human can help, empty while the watchdog still acts
-    page_zh: str = ""                   # the same in Chinese
-    paged_for: str = ""                 # the engine that the page is about
+    needs: tuple[Need, ...] = ()        # one an engine that waits for a human; () while the watchdog still acts
     timeline: tuple[Entry, ...] = ()
     findings: tuple[Finding, ...] = ()
     evidence: tuple[str, ...] = ()      # folders
@@ -94,10 +94,17 @@ class Incident:
     levels: Levels | None = None        # memory when the cause was seen
     flights: tuple[Flight, ...] = ()
     waits: tuple[Wait, ...] = ()
-    ended: Ended | None = None          # of the generation that ended last
+    failures: tuple[Failure, ...] = ()  # of each generation, in order
+    classes: tuple[str, ...] = ()       # that a failure of it ever had: each is told once
+    unserved: bool = False              # no engine had served yet when it opened
     down_at: float | None = None        # since when nobody serves; None: somebody does
     down_s: float = 0.0                 # together, of the times before
     up_at: float | None = None          # when the service came back last
+
+    @property
+    def page(self) -> str:
+        """Why only a human can help; empty while the watchdog still acts."""
+        return "; ".join(need.en for need in self.needs)
 
 
 def opened(service: str, engine: str, generation: int, class_: str, urgency: Urgency, text: str,
@@ -147,6 +154,22 @@ def proved(incident: Incident, findings: tuple[Finding, ...]) -> Incident:
     return replace(incident, findings=(incident.findings + new)[:FINDINGS_KEPT]) if new else incident
 
 
+def failed(incident: Incident, failure: Failure) -> Incident:
+    """One generation more has failed, or more is known of its failure."""
+    classes = incident.classes if failure.class_ in incident.classes else (*incident.classes, failure.class_)
+    return replace(incident, failures=added(incident.failures, failure), classes=classes)
+
+
+def needed(incident: Incident, need: Need) -> Incident:
+    """Only a human can help with this engine."""
+    return replace(incident, needs=(*relieved(incident, need.engine).needs, need))
+
+
+def relieved(incident: Incident, engine: str) -> Incident:
+    """This engine needs no human any more."""
+    return replace(incident, needs=tuple(need for need in incident.needs if need.engine != engine))
+
+
 def flown(incident: Incident, flight: Flight) -> Incident:
     """Add the requests that were there at a death."""
     return replace(incident, flights=(*incident.flights, flight)[-DEATHS_KEPT:])
@@ -180,6 +203,7 @@ def shifted(incident: Incident, by: float, at: float) -> Incident:
         incident, opened_at=incident.opened_at + by, touched_at=at, down_at=moved(incident.down_at),
         up_at=moved(incident.up_at), paged_at=incident.paged_at + by,
         timeline=tuple(replace(entry, at=entry.at + by) for entry in incident.timeline),
+        failures=tuple(replace(failure, at=failure.at + by) for failure in incident.failures),
         levels=incident.levels and replace(incident.levels, at=incident.levels.at + by),
     )
 
@@ -200,12 +224,24 @@ def reminded(incident: Incident, at: float, every_s: float) -> Incident:
 
 
 def owed(before: Incident | None, after: Incident) -> Iterator[str]:
-    """The alerts that a change owes: when it opens, becomes more urgent, still needs its human, and ends."""
+    """The alerts that a change owes: when it opens, gets worse, still needs its human, and ends."""
     if before is None:
         yield "opened"
-    elif after.urgency.rank > before.urgency.rank:
+    elif after.urgency.rank > before.urgency.rank or _fails_anew(before, after) or _needs_more(before, after):
         yield "worsened"
     elif after.reminders > before.reminders:
         yield "reminder"
     if after.wall_resolved is not None:
         yield "resolved"
+
+
+def _fails_anew(before: Incident, after: Incident) -> bool:
+    """A further failure, of a class that was not told yet: so there are no more of these alerts than classes."""
+    new = set(after.classes) - {*before.classes, before.class_}
+    return bool(new) and (after.failures[-1].number > 1 or not before.failures)
+
+
+def _needs_more(before: Incident, after: Incident) -> bool:
+    """Another engine waits for a human, beside one that did already."""
+    waiting = {need.engine for need in before.needs}
+    return bool(waiting) and any(need.engine not in waiting for need in after.needs)

@@ -66,7 +66,7 @@ def _restart(turn: Turn, event: Asked) -> Reply:
     if service.wanted != engine.name and service.standby is not Standby.HOT:
         return False, f"{engine.name} is not in service, {service.wanted} is: use failover or failback"
     turn.note(engine.name, "operator", f"restart of {engine.name}", verb="restart", engine=engine.name)
-    forgiven = tuple((mark, at) for mark, at in turn.world.failed if mark.engine != engine.name)
+    forgiven = tuple(each for each in turn.world.failed if each[0].engine != engine.name)
     turn.world = replace(turn.world, failed=forgiven)
     if service.wanted == engine.name:
         turn.world = turn.world.with_service(replace(service, excused_until=inf))

@@ -25,6 +25,7 @@ HEADINGS = {
 LABELS = {
     "when": T("when", "时间"),
     "engine": T("engine", "引擎"),
+    "failures": T("failures", "各次故障"),
     "cause": T("cause", "原因"),
     "ended": T("how it ended", "退出方式"),
     "gap": T("service gap", "服务中断"),
@@ -56,20 +57,24 @@ COUNTS = T("{running} running, {waiting} waiting", "运行 {running}，排队 {w
 # -- its state
 SNAPSHOT = T("Nothing was wrong: this is a snapshot, taken on request.", "没有故障：这是按要求保存的现场快照。")
 RESOLVED = T("Resolved after {lasted}; nothing more must be done now.", "已恢复，历时 {lasted}；目前无需处理。")
-RESOLVED_HELD = T("The service is restored, but {engine} still needs a human: {page}.",
-                  "服务已恢复，但 {engine} 仍需人工处理：{page}。")
+RESOLVED_HELD = T("The service is restored, but a human is still needed: {page}.",
+                  "服务已恢复，但仍需人工处理：{page}。")
 NEEDED = T("Not resolved, a human is needed: {page}.", "未恢复，需要人工处理：{page}。")
-THEN = T("Flags stand in `args` of [engines.{engine}] in the configuration. After a change: `llm-watchdog reload`, which "
-         "says what needs a restart of the watchdog. Then, changed or not: `llm-watchdog restart {engine}`; the others "
-         "serve on.",
-         "参数写在配置文件 [engines.{engine}] 的 args 里。改后执行 llm-watchdog reload（它会说明哪些改动须重启 watchdog）；"
-         "无论是否改过，都再执行 llm-watchdog restart {engine}，其他引擎不受影响。")
+THEN = T("Flags stand in `args` of {places} in the configuration. After a change: `llm-watchdog reload`, which "
+         "says what needs a restart of the watchdog. Then, changed or not: {commands}; the others serve on.",
+         "参数写在配置文件 {places} 的 args 里。改后执行 llm-watchdog reload（它会说明哪些改动须重启 watchdog）；"
+         "无论是否改过，都再执行 {commands}，其他引擎不受影响。")
+PLACE = T("[engines.{engine}]", "[engines.{engine}]")
+LET_GO = T("`llm-watchdog restart {engine}`", "`llm-watchdog restart {engine}`")
+AND = T(" and ", " 和 ")
 LEFT = T("Not resolved: the watchdog was stopped by an operator, its engines with it; it goes on when the watchdog starts "
          "again.",
          "未恢复：watchdog 已被运维人员停止，引擎随之停止；下次启动后继续。")
 WATCHED = T("Not over: it is watched, and nothing had to be stopped.", "未结束：持续观察中，暂未停止任何引擎。")
 DOWN = T("Not resolved: no engine serves since {time}; the watchdog is replacing it.",
          "未恢复：{time} 起无引擎提供服务，watchdog 正在替换。")
+UNSERVED = T("Not resolved: no engine has served yet, tried since {time}; the watchdog tries again.",
+             "未恢复：{time} 起尝试启动，尚无引擎提供过服务；watchdog 继续尝试。")
 UP = T("An engine serves, nothing must be done now; resolved when it has stayed calm for a while.",
        "引擎正在提供服务，目前无需处理；稳定一段时间后判定恢复。")
 
@@ -94,13 +99,16 @@ NEVER_DOWN = T("The service was never without an engine.", "服务未中断。")
 DOWN_SINCE = T("No engine serves since {time}.", "{time} 起无引擎提供服务。")
 DOWN_UNTIL_LEFT = T("No engine served for {s}, until the watchdog was stopped at {time}; none serves since.",
                     "无引擎提供服务共 {s}，{time} watchdog 被停止，此后仍无引擎服务。")
+NEVER_SERVED = T("No engine has served yet: it was the first start, at {time}.",
+                 "首次启动（{time}），尚无引擎提供过服务。")
 DOWN_FOR = T("No engine served for {s}, until {time}.", "无引擎提供服务共 {s}，至 {time}。")
 WAITED = T("{n} requests waited in the gateway and were answered: the longest after {longest}, half of them within {median}",
            "{n} 个请求在网关等待后得到应答：最长 {longest}，中位 {median}")
 WAITED_ONE = T("one request waited in the gateway for {longest} and was answered", "1 个请求在网关等待 {longest} 后得到应答")
 WAITED_NONE = T("no request that waited in the gateway was answered", "在网关等待的请求均未得到应答")
 UNANSWERED = T("; {n} got no answer", "；{n} 个未得到应答")
-SENT_AGAIN = T("; {n} were sent to a second engine", "；{n} 个被重发到另一引擎")
+SENT_AGAIN = T("; {n} were sent to an engine again", "；{n} 个被重新发送")
+SENT_AGAIN_ONE = T("; one was sent to an engine again", "；1 个被重新发送")
 NO_GATEWAY = T("Nobody is known to have waited in a gateway; clients of the engine itself saw errors meanwhile.",
                "没有网关的记录：直连引擎的客户端在此期间会看到错误。")
 FLIGHT = T("requests in flight on {mark}: {n}, of them already answering: {begun}",
@@ -113,6 +121,17 @@ VERDICTS = {
     "replayed": T("sent again", "已重发"), "held": T("held", "等待中"), "cut": T("cut off", "被中断"),
     "suspect": T("kept from the next engine as the suspect", "作为嫌疑请求被拦下"), "refused": T("refused", "被拒绝"),
 }
+
+# -- its failures
+FAILURES = T("{n} failures: {list}", "共 {n} 次故障：{list}")
+FAILURE = T("{time} {mark}: {title} ({class_})", "{time} {mark} 故障：{title}（{class_}）")
+PROVED = T("; proof: {text}", "；依据：{text}")
+ENDS = T("; how it ended: {how}", "；退出方式：{how}")
+HERE = T("; evidence: this folder", "；证据：本目录")
+FILED = T("; evidence: {folder}/", "；证据：{folder}/")
+LESSON = T("{title} ({class_})", "{title}（类别 {class_}）")
+LESSON_FILED = T("{title} ({class_}; the files named here lie in {folder}/)",
+                 "{title}（类别 {class_}；所述文件在 {folder}/）")
 
 # -- how a generation ended
 EXITS = {
@@ -144,6 +163,9 @@ DEEDS = {
     "left": T("the watchdog was stopped by an operator", "watchdog 被运维人员停止"),
     "action": T("{text}", "{text}"),
 }
+FAILED_OFTEN = T("it failed {times} times within {window}", "{window} 内失败 {times} 次")
+FAILED_BEFORE = T("it failed {times} times within {window} (the time before: {before} at {before_at})",
+                  "{window} 内失败 {times} 次（上一次：{before_at} {before}）")
 BECAUSE = {
     "failures": T("it failed more than after_failures times", "失败次数超过 after_failures"),
     "oom_again": T("it ran out of memory again", "再次显存不足"),
@@ -209,8 +231,8 @@ EVENTS = {
     "incident.reminder": T("incident {incident} is still open ({urgency}): {text}",
                             "事件 {incident} 仍未恢复（{urgency}）：{text}"),
     "incident.resolved": T("incident {incident} is resolved", "事件 {incident} 已恢复"),
-    "incident.worsened": T("incident {incident} is more urgent now ({urgency}): {text}",
-                           "事件 {incident} 加重（{urgency}）：{text}"),
+    "incident.worsened": T("incident {incident} got worse ({urgency}, {class_}): {text}",
+                           "事件 {incident} 加重（{urgency}，{class_}）：{text}"),
     "kernel.unknown": T("the kernel log can't be read: {why}", "无法读取内核日志：{why}"),
     "log.finding": T("the log of {engine} says {class_}: {text}", "{engine} 的日志显示 {class_}：{text}"),
     "operator.asked": T("an operator asked: {verb} {engine} {text}", "运维人员请求：{verb} {engine} {text}"),
@@ -251,6 +273,12 @@ def joined(texts: Iterable[Text]) -> Text:
     """Several sentences as one."""
     told = tuple(texts)
     return Text("; ".join(text.en for text in told), "；".join(text.zh for text in told))
+
+
+def listed(texts: Iterable[Text]) -> Text:
+    """One, two and three, as a list."""
+    told = tuple(texts)
+    return Text(AND.en.join(text.en for text in told), AND.zh.join(text.zh for text in told))
 
 
 def worded(name: str, fields: Mapping[str, Any]) -> Text | None:

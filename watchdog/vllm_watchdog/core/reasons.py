@@ -31,7 +31,7 @@ def overdue(engine: Engine, at: float) -> tuple[str, str]:
 def ended(code: int | None) -> str:
     """Of a generation that ended unasked; None: it was not our child."""
     if code is None:
-        return "it is gone"
+        return "it ended; it was an earlier daemon's child, so its exit code is unknown"
     return f"it was ended by signal {-code}, which we did not send" if code < 0 else f"it exited with code {code}"
 
 

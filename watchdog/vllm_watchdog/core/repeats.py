@@ -19,15 +19,23 @@ def restarted(world: World) -> World:
     return replace(world, restarts=(*(at for at in world.restarts if at > world.at - DAY_S), world.at))
 
 
-def failed(world: World, failure: Mark) -> World:
-    """With one failure more, now; a generation fails once."""
-    recent = ((mark, at) for mark, at in world.failed if at > world.at - DAY_S and mark != failure)
-    return replace(world, failed=(*recent, (failure, world.at)))
+def failed(world: World, failure: Mark, class_: str) -> World:
+    """With one failure more, now; a generation fails once, and its class may be known better by now."""
+    recent = [each for each in world.failed if each[1] > world.at - DAY_S]
+    if any(mark == failure for mark, _, _ in recent):
+        return replace(world, failed=tuple((mark, at, class_ if mark == failure else was) for mark, at, was in recent))
+    return replace(world, failed=(*recent, (failure, world.at, class_)))
+
+
+def before(world: World, engine: Mark, since: float) -> tuple[float, str] | None:
+    """When, and of which class, the generations of an engine before this one failed last; None: not since then."""
+    failures = [(at, class_) for mark, at, class_ in world.failed if mark.engine == engine.engine and mark != engine]
+    return max((each for each in failures if each[0] > since), default=None)
 
 
 def crash_loop(world: World, name: str) -> str:
     """Why the failures of an engine are no accident any more; empty while they may be."""
-    count = sum(mark.engine == name for mark, _ in world.failed)
+    count = sum(mark.engine == name for mark, _, _ in world.failed)
     loops = count > world.plan.thresholds.crash_loop
     return f"{name} failed {count} times within a day; a restart does not cure it" if loops else ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_watchdog.core import commands, events, findings, incidents, levels, lowering, memory, plan, readings
+from vllm_watchdog.core import commands, events, failures, findings, incidents, levels, lowering, memory, plan, readings
 from vllm_watchdog.core.codec import Codec
 
-CODEC = Codec(readings, levels, plan, findings, incidents, lowering, memory, events, commands)
+CODEC = Codec(readings, levels, plan, findings, failures, incidents, lowering, memory, events, commands)

@@ -1,28 +1,28 @@
-"""An incident in words: what happened, how it stands, what was done, what clients saw, what to change.
+"""An incident in words: what happened, how it stands, what was done, what clients saw, and the memory at the time.
 
-Page, terminal and alerts all take it from here.  Pure; instants are told in UTC, local time is the teller's business.
+Page, terminal and alerts all take it from here, and what to change from `lessons`.  Pure; instants are told in UTC,
+local time is the teller's business.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from typing import Any
 
 from vllm_watchdog.core import phrases as p
-from vllm_watchdog.core.advice import advise
-from vllm_watchdog.core.case import Case
 from vllm_watchdog.core.catalog import CATALOG, Text
-from vllm_watchdog.core.incidents import HOST, Ended, Flight, Incident, Urgency
-from vllm_watchdog.core.levels import CardLevels, Levels
+from vllm_watchdog.core.failures import Ended
+from vllm_watchdog.core.incidents import HOST, Flight, Incident, Urgency
+from vllm_watchdog.core.levels import CardLevels
 from vllm_watchdog.core.phrases import filled, joined
-from vllm_watchdog.core.readings import InFlight, Wait
-from vllm_watchdog.core.units import duration, gib
+from vllm_watchdog.core.readings import Wait
+from vllm_watchdog.core.units import duration, gib, time_of_day
 
 NOTHING = Text("", "")
 STEPS_SHOWN = 12        # the first and the last: a crash loop repeats itself
 HOLDERS_SHOWN = 3
 PAGE_SHOWN = 200        # characters of why a human is needed; the proof has all of it
-NO_RESTART = frozenset({"wedged", "vram_held"})     # the watchdog waits for what a human must do elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,12 @@ class Step:
 
 
 def title(incident: Incident) -> Text:
-    entry = CATALOG.get(incident.class_)
-    return entry.title if entry else Text(incident.class_, incident.class_)
+    return title_of(incident.class_)
+
+
+def title_of(class_: str) -> Text:
+    entry = CATALOG.get(class_)
+    return entry.title if entry else plain(class_)
 
 
 def heading(incident: Incident) -> Text:
@@ -56,28 +60,34 @@ def state(incident: Incident) -> Text:
     """How it stands now, and whether somebody must do something."""
     if incident.class_ == "snapshot":
         return p.SNAPSHOT
-    page = Text(_clipped(paged(incident).en), _clipped(paged(incident).zh))
+    page = paged(incident, PAGE_SHOWN)
     if incident.wall_resolved is not None:
         lasted = duration(incident.wall_resolved - incident.wall_opened)
-        text = p.RESOLVED_HELD if incident.page else p.RESOLVED
-        return filled(text, lasted=lasted, engine=incident.paged_for, page=page)
+        text = p.RESOLVED_HELD if incident.needs else p.RESOLVED
+        return filled(text, lasted=lasted, page=page)
     if _left_at(incident) is not None:
         return p.LEFT
-    if incident.page:
+    if incident.needs:
         return filled(p.NEEDED, page=page)
     if incident.down_at is not None:
-        return filled(p.DOWN, time=clock(incident, incident.down_at))
+        return filled(p.UNSERVED if _unserved(incident) else p.DOWN, time=clock(incident, incident.down_at))
     return p.WATCHED if incident.urgency is Urgency.WARNING or incident.service == HOST else p.UP
 
 
-def paged(incident: Incident) -> Text:
-    """Why only a human can help; empty while the watchdog still acts."""
-    return Text(incident.page, incident.page_zh or incident.page)
+def paged(incident: Incident, most: int = 10_000) -> Text:
+    """Why only a human can help, in so many characters, each engine alike; empty while the watchdog still acts."""
+    each = most // max(len(incident.needs), 1)
+    return joined(Text(clipped(need.en, each), clipped(need.zh, each)) for need in incident.needs)
 
 
-def _clipped(text: str) -> str:
+def _unserved(incident: Incident) -> bool:
+    """Has no engine served since the first start?"""
+    return incident.unserved and incident.up_at is None
+
+
+def clipped(text: str, most: int = PAGE_SHOWN) -> str:
     text = text.rstrip(".")
-    return text if len(text) <= PAGE_SHOWN else f"{text[:PAGE_SHOWN]}…"
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _left_at(incident: Incident) -> float | None:
@@ -91,10 +101,19 @@ def actions(incident: Incident) -> tuple[Step, ...]:
     steps = []
     for entry in incident.timeline:
         if entry.what in p.DEEDS:
-            facts = {name: p.BECAUSE.get(value, value) if name == "because" else value for name, value in entry.facts}
+            facts: dict[str, Any] = dict(entry.facts)
+            if "because" in facts:
+                facts["because"] = _because(facts)
             steps.append(Step(entry.at, filled(p.DEEDS[entry.what], text=entry.text, **facts)))
     half = STEPS_SHOWN // 2
     return tuple(steps) if len(steps) <= STEPS_SHOWN else (*steps[:half], *steps[-half:])
+
+
+def _because(facts: Mapping[str, Any]) -> Text:
+    """Why sides were changed; of failures how many, and the one before."""
+    if "times" in facts:
+        return filled(p.FAILED_BEFORE if "before" in facts else p.FAILED_OFTEN, **facts)
+    return p.BECAUSE.get(facts["because"], plain(facts["because"]))
 
 
 # -- what clients saw
@@ -104,7 +123,7 @@ def gap(incident: Incident) -> Text | None:
     if incident.service == HOST or incident.class_ == "snapshot":
         return None
     if incident.down_at is not None:
-        return filled(p.DOWN_SINCE, time=clock(incident, incident.down_at))
+        return filled(p.NEVER_SERVED if _unserved(incident) else p.DOWN_SINCE, time=clock(incident, incident.down_at))
     if incident.up_at is None:
         return p.NEVER_DOWN
     left_at = _left_at(incident)
@@ -124,7 +143,7 @@ def wait_of(wait: Wait) -> Text:
     text = (p.WAITED_NONE, p.WAITED_ONE, p.WAITED)[min(wait.requests, 2)]
     told = [filled(text, n=wait.requests, longest=duration(wait.longest_s), median=duration(wait.median_s))]
     told += [filled(p.UNANSWERED, n=wait.failed)] if wait.failed else []
-    told += [filled(p.SENT_AGAIN, n=wait.replayed)] if wait.replayed else []
+    told += [filled(p.SENT_AGAIN if wait.replayed > 1 else p.SENT_AGAIN_ONE, n=wait.replayed)] if wait.replayed else []
     return Text("".join(each.en for each in told), "".join(each.zh for each in told))
 
 
@@ -141,40 +160,45 @@ def flight_of(flight: Flight) -> Text:
 
 
 def ended(incident: Incident) -> Text | None:
-    """How the last generation that ended did so."""
-    return None if incident.ended is None else _ended(incident.ended)
+    """How the generation that failed last ended."""
+    end = next((each.ended for each in reversed(incident.failures) if each.ended), None)
+    return Text(f"{end.mark}: {how(end).en}", f"{end.mark}：{how(end).zh}") if end else None
 
 
-def _ended(end: Ended) -> Text:
+def how(end: Ended) -> Text:
     if end.ours:
-        how = p.OURS
-    elif end.code is None:
-        how = p.UNSEEN
-    elif end.code < 0:
-        how = filled(p.SIGNALLED, code=-end.code)
-    else:
-        how = p.EXITS.get(end.code) or filled(p.EXIT, code=end.code)
-    return Text(f"{end.mark}: {how.en}", f"{end.mark}：{how.zh}")
+        return p.OURS
+    if end.code is None:
+        return p.UNSEEN
+    if end.code < 0:
+        return filled(p.SIGNALLED, code=-end.code)
+    return p.EXITS.get(end.code) or filled(p.EXIT, code=end.code)
 
 
 # -- memory
 
-def memory(levels: Levels | None) -> tuple[tuple[Text, Text, Text], ...]:
+def memory(incident: Incident) -> tuple[tuple[Text, Text, Text], ...]:
     """Rows of a small table: what, at the time, to compare with."""
+    levels = incident.levels
     if levels is None:
         return ()
-    rows = [(_plain(f"GPU {card.gpu} {card.name}"), *_card(card)) for card in levels.cards]
+    rows = [(plain(f"GPU {card.gpu} {card.name}"), *_card(card)) for card in levels.cards]
     if levels.rss is not None:
         warm = NOTHING if levels.rss_warm is None else filled(p.WARM, gib=gib(levels.rss_warm))
-        rows.append((p.LABELS["rss"], _plain(gib(levels.rss)), warm))
+        rows.append((p.LABELS["rss"], plain(gib(levels.rss)), warm))
     if levels.kv_usage is not None:
-        rows.append((p.LABELS["kv"], _plain(f"{levels.kv_usage:.0%}"), NOTHING))
-    if levels.running is not None and levels.waiting is not None:
+        rows.append((p.LABELS["kv"], plain(f"{levels.kv_usage:.0%}"), NOTHING))
+    if levels.running is not None and levels.waiting is not None and not _belied(incident, levels.running + levels.waiting):
         counts = filled(p.COUNTS, running=f"{levels.running:.0f}", waiting=f"{levels.waiting:.0f}")
         rows.append((p.LABELS["requests"], counts, NOTHING))
     if levels.host_available is not None and levels.host_total is not None:
-        rows.append((p.LABELS["host"], _plain(gib(levels.host_available)), filled(p.OF_TOTAL, gib=gib(levels.host_total))))
+        rows.append((p.LABELS["host"], plain(gib(levels.host_available)), filled(p.OF_TOTAL, gib=gib(levels.host_total))))
     return tuple(rows)
+
+
+def _belied(incident: Incident, gauged: float) -> bool:
+    """The gateway knew of more requests than the gauges: a stuck or a dead engine core shows none."""
+    return any(flight.count > gauged for flight in incident.flights)
 
 
 def _card(card: CardLevels) -> tuple[Text, Text]:
@@ -184,44 +208,12 @@ def _card(card: CardLevels) -> tuple[Text, Text]:
     notes += [filled(p.WARM, gib=gib(card.warm))] if card.warm is not None else []
     notes += [filled(p.OTHER_HOLDS, who=row.holder, gib="?" if row.used_bytes is None else gib(row.used_bytes))
               for row in card.others[:HOLDERS_SHOWN]]
-    used = _plain(f"{gib(card.used)} / {gib(card.total)} ({share:.0%})")
+    used = plain(f"{gib(card.used)} / {gib(card.total)} ({share:.0%})")
     return used, joined(notes)
 
 
-def _plain(text: str) -> Text:
+def plain(text: str) -> Text:
     return Text(text, text)
-
-
-# -- what to change
-
-def advice(incident: Incident) -> tuple[Text, ...]:
-    """What to change, computed from all that the incident knows; and how a held engine is let go."""
-    held = incident.page and incident.class_ not in NO_RESTART
-    return advise(case_of(incident)) + ((filled(p.THEN, engine=incident.paged_for),) if held else ())
-
-
-def case_of(incident: Incident) -> Case:
-    """Facts of the cause's own lines count most, then those of the others."""
-    facts: dict[str, object] = {}
-    for finding in sorted(incident.findings, key=lambda each: each.class_ == incident.class_):
-        facts |= dict(finding.details)
-    requests = [request for flight in incident.flights for request in flight.largest]
-    end = incident.ended
-    return Case(
-        incident.class_, tuple(facts.items()), incident.args, incident.levels,  # type: ignore[arg-type]  # merged Details
-        longest=_prime(requests), exit_code=end.code if end and not end.ours else None, port=incident.port, files=True,
-    )
-
-
-def _prime(requests: list[InFlight]) -> InFlight | None:
-    """The one to suspect: whom the gateway kept back, else the longest."""
-    return max(requests, key=lambda each: (each.verdict in ("suspect", "refused"), each.tokens_estimated), default=None)
-
-
-def proof(incident: Incident) -> tuple[str, ...]:
-    """The sentence of the cause, and the log lines, each once and on one line."""
-    lines = (" ".join(text.split()) for text in (incident.text, *(finding.text for finding in incident.findings)))
-    return tuple(dict.fromkeys(line for line in lines if line))
 
 
 # -- figures
@@ -232,4 +224,4 @@ def wall(incident: Incident, at: float) -> float:
 
 
 def clock(incident: Incident, at: float) -> str:
-    return datetime.fromtimestamp(wall(incident, at), UTC).strftime("%H:%M:%SZ")
+    return time_of_day(wall(incident, at))

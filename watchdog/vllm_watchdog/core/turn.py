@@ -14,7 +14,8 @@ from vllm_watchdog.core import incidents, policy, reasons, repeats, story
 from vllm_watchdog.core.blame import specificity
 from vllm_watchdog.core.changed import changed
 from vllm_watchdog.core.commands import Alert, Command, Drain, Dump, Kill, Record, SampleGpus, Say, Sleep, Spawn, Term, Wake
-from vllm_watchdog.core.incidents import Flight, Incident, Urgency
+from vllm_watchdog.core.failures import Failure
+from vllm_watchdog.core.incidents import Flight, Incident, Need, Urgency
 from vllm_watchdog.core.levels import levels_of
 from vllm_watchdog.core.liveness import Pulse
 from vllm_watchdog.core.policy import Do, Phase, Sign
@@ -27,6 +28,7 @@ BUNDLE_S = 10.0     # a bundle is as finished as it is by then
 LOOK_S = 0.1        # how often the GPUs are sampled while an engine waits for their memory: it was back after 0.17-0.43 s
 LEAVE_S = 0.5       # a vLLM whose core has died says why, and leaves by itself: TERM is no faster
 OOMS = frozenset({"oom_runtime", "startup_oom"})
+HANG = "engine_hang"
 DOWN = "engine_down"    # of a service, so it does not end with a process
 
 
@@ -75,9 +77,7 @@ class Turn:
         self.note(engine.name, "phase", f"{engine.name}: {was} -> {now}")
         if (was, sign) in DEEDS:
             self.note(engine.name, DEEDS[was, sign], str(engine.mark), engine=str(engine.mark))
-        incident = self.world.incident(self.service_of(engine.name))
-        if incident and incident.paged_for == engine.name:
-            self.world = self.world.with_incident(replace(incident, page="", page_zh="", paged_for=""))
+        self.amend(engine.name, lambda incident: incidents.relieved(incident, engine.name))
 
     def overdue(self, name: str) -> None:
         """A phase lasted too long, and `pause` keeps us from acting: tell it."""
@@ -157,7 +157,7 @@ class Turn:
         incident = self.symptom(name, class_, Urgency.PAGE, text.en)
         if engine.phase is Phase.HELD and engine.life.doom:
             incident = replace(incident, class_=class_, text=engine.why)    # what keeps it down is the cause now
-        self.world = self.world.with_incident(replace(incident, page=text.en, page_zh=text.zh, paged_for=name))
+        self.world = self.world.with_incident(incidents.needed(incident, Need(name, class_, text.en, text.zh)))
 
     def send(self, kind: type[Kill] | type[Term] | type[Drain], name: str) -> None:
         self.do(kind(self.world.engine(name).mark))
@@ -182,15 +182,25 @@ class Turn:
         why = engine.why or reasons.ended(engine.exit_code)
         self.change(name, cause=engine.blame, why=why)
         incident = self.symptom(name, engine.blame, Urgency.CRITICAL, why)
+        if engine.blame == HANG and self.world.service(name).wanted == name:    # before a failover makes it another's turn
+            self.amend(name, lambda incident: incidents.down(incident, engine.pulse.sign_at))
+        self.failed(name)
         self._count_failure(engine)
         if engine.in_flight:
             self.change(name, in_flight=None)
             self.flown(name, engine.in_flight)
         return self.world.incident(incident.service) or incident
 
+    def failed(self, name: str) -> None:
+        """The failure of this generation, as it is known by now, stands in the open incident."""
+        engine = self.world.engine(name)
+        why = engine.why or reasons.ended(engine.exit_code)
+        failure = Failure(self.at, str(engine.mark), engine.blame, why, engine.ended)
+        self.world = repeats.failed(self.world, engine.mark, engine.blame)
+        self.amend(name, lambda incident: incidents.failed(incident, failure))
+
     def _count_failure(self, engine: Engine) -> None:
         """Too many in a day are no accident.  An unplanned gap is an outage from now on."""
-        self.world = repeats.failed(self.world, engine.mark)
         if text := repeats.crash_loop(self.world, engine.name):
             self.symptom(engine.name, "crash_loop", Urgency.WARNING, text)
         service = self.world.service(engine.name)
@@ -205,12 +215,11 @@ class Turn:
         if known is None:
             incident = incidents.opened(service, name, engine.generation if engine else 0, class_, urgency, text,
                                         self.at, self.wall)
+            incident = replace(incident, unserved=engine is not None and not self.world.service(name).served)
         else:
             incident = incidents.joined(known, class_, urgency, text, self.at)
         if known is None or (incident.class_ != known.class_ and engine and engine.phase in policy.ALIVE):
             incident = self.measured(incident, engine)
-        if engine and engine.ended:
-            incident = replace(incident, ended=engine.ended)
         incident = incidents.proved(incident, findings)
         self.world = self.world.with_incident(incident)
         return incident
@@ -262,6 +271,7 @@ class Turn:
         reason = class_ if doom else ""
         if not (self.world.paused and engine.phase in policy.ALIVE):
             self.sign(name, Sign.FAULT, doom=reason)
+            self.failed(name)
             return
         if findings:
             event = policy.Event(self.at, Sign.FAULT, reason)

@@ -37,6 +37,11 @@ def utc(wall: float) -> str:
     return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
+def time_of_day(wall: float) -> str:
+    """For people who know the day: `14:41:57Z`."""
+    return datetime.fromtimestamp(wall, UTC).strftime("%H:%M:%SZ")
+
+
 def stamp(wall: float) -> str:
     """For names of files: `20261129T144157Z`."""
     return datetime.fromtimestamp(wall, UTC).strftime("%Y%m%dT%H%M%SZ")

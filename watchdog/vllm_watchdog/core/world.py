@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from vllm_watchdog.core.failover import Service
-from vllm_watchdog.core.incidents import Ended, Flight, Incident, remind_at
+from vllm_watchdog.core.failures import Ended
+from vllm_watchdog.core.incidents import Flight, Incident, remind_at
 from vllm_watchdog.core.leaks import Growth, Trends
 from vllm_watchdog.core.liveness import Pulse
 from vllm_watchdog.core.lowering import Lowering
@@ -109,7 +110,7 @@ class World:
     asked: Plan | None = None           # a newer plan, part of which waits for an engine's next start
     strays_until: float = inf           # a stop waits this long for strays that do not go
     restarts: tuple[float, ...] = field(default=())     # of the last day
-    failed: tuple[tuple[Mark, float], ...] = ()         # generations that failed within the last day
+    failed: tuple[tuple[Mark, float, str], ...] = ()    # generations that failed within the last day, when, of which class
 
     def engine(self, name: str) -> Engine:
         """Raises KeyError for a name that is not configured."""

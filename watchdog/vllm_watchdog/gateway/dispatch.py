@@ -175,7 +175,7 @@ class Dispatcher:
         since, at, line = exchange.gap_at, self.now(), exchange.line
         self.metrics.began(status, at - since if since is not None else None)
         if since is not None and line is not None and line.waited(since):
-            line.waits.answered(since, at, replayed=exchange.deaths > 0)
+            line.waits.answered(exchange.at, at, replayed=exchange.deaths > 0)
         exchange.gap_at = None
         if exchange.size > kept_bytes:
             exchange.remember_digest()      # an incident may ask which requests were there

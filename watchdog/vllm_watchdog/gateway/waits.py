@@ -22,7 +22,7 @@ class Waits:
         self._longest_s = 0.0
 
     def answered(self, since: float, at: float, replayed: bool) -> None:
-        """A request that has waited since then begins to be answered."""
+        """A request that arrived then, and had to wait, begins to be answered."""
         self._requests += 1
         self._replayed += replayed
         self._longest_s = max(self._longest_s, at - since)

@@ -1,7 +1,7 @@
 """The page that an on-call engineer opens: `README.md`, `timeline.jsonl` and `memory.svg` in each incident's folder.
 
 Written again whenever the incident changes, from its own thread; the newest version of an incident wins, and a disk that
-is full costs the page, not the daemon.  English first, then Chinese; every sentence is `core.story`'s.
+is full costs the page, not the daemon.  English first, then Chinese; every sentence is `core.story`'s or `core.lessons`'.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 
+from vllm_watchdog.core import lessons, story
 from vllm_watchdog.core import phrases as p
-from vllm_watchdog.core import story
 from vllm_watchdog.core.catalog import Text
 from vllm_watchdog.core.incidents import Incident
+from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.units import iso
 from vllm_watchdog.say import Say
 from vllm_watchdog.tell.files import owner_only_folder, replace_whole
@@ -112,20 +114,22 @@ def _part(incident: Incident, host: str, has_plot: bool, language: str) -> Itera
 
     yield f"# {said(story.heading(incident))}"
     yield from ("", said(story.happened(incident, host)), "", f"**{said(story.state(incident))}**", "")
-    if advice := story.advice(incident):
-        todo = (f"{number}. {said(text)}" for number, text in enumerate(advice, 1))
+    if failures := lessons.failures(incident):
+        numbered = (f"{each.number}. {said(text)}" for each, text in zip(incident.failures, failures, strict=True))
+        yield from (said(filled(p.FAILURES, n=incident.failures[-1].number, list="")), "", *numbered, "")
+    if todo := _todo(incident, said):
         yield from (f"## {said(p.HEADINGS['todo'])}", "", *todo, "")
     yield from ("| | |", "| --- | --- |")
     yield from (f"| {said(label)} | {_cell(text)} |" for label, text in facts(incident, language))
     yield from ("", f"## {said(p.HEADINGS['proof'])}", "")
     if language == "en":
-        yield from ("```text", *(line.replace("```", "'''") for line in story.proof(incident)[:PROOF_LINES]), "```", "")
+        yield from ("```text", *(line.replace("```", "'''") for line in lessons.proof(incident)[:PROOF_LINES]), "```", "")
     else:
         yield from (said(p.PROOF_ABOVE), "")
     if incident.flights:
         flights = (f"- {said(story.flight_of(each))}" for each in incident.flights)
         yield from (f"## {said(p.HEADINGS['flight'])}", "", *flights, "")
-    if rows := story.memory(incident.levels):
+    if rows := story.memory(incident):
         head = (p.LABELS["what"], p.LABELS["used"], p.LABELS["compare"])
         yield from (f"## {said(p.HEADINGS['memory'])}", "", f"| {' | '.join(map(said, head))} |", "| --- | --- | --- |")
         yield from (f"| {' | '.join(_cell(cell.of(language)) for cell in row)} |" for row in rows)
@@ -138,12 +142,22 @@ def _part(incident: Incident, host: str, has_plot: bool, language: str) -> Itera
     yield said(p.FILES)
 
 
+def _todo(incident: Incident, said: Callable[[Text], str]) -> list[str]:
+    """What to change, numbered through; of several failures each class under a head of its own."""
+    lines: list[str] = []
+    number = count(1)
+    for lesson in lessons.lessons(incident):
+        lines += [*([""] if lines else []), f"### {said(lesson.head)}", ""] if len(incident.failures) > 1 else []
+        lines += (f"{next(number)}. {said(text)}" for text in lesson.lines)
+    return lines
+
+
 def facts(incident: Incident, language: str) -> Iterator[tuple[Text, str]]:
     """When, what, how it ended, and what clients saw: a label and its text."""
     yield p.LABELS["when"], when(incident.wall_opened)
     yield p.LABELS["engine"], f"{incident.engine}#{incident.generation}"
     yield p.LABELS["cause"], incident.class_
-    if ended := story.ended(incident):
+    if len(incident.failures) < 2 and (ended := story.ended(incident)):
         yield p.LABELS["ended"], ended.of(language)
     if gap := story.gap(incident):
         yield p.LABELS["gap"], gap.of(language)

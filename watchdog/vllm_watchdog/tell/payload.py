@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from vllm_watchdog.core import story
+from vllm_watchdog.core import lessons, story
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.commands import Alert
 from vllm_watchdog.core.incidents import Incident, Urgency
@@ -58,7 +58,7 @@ class Writer:
             "headline": headline, "lines": lines, "text": plain(headline, lines),
             "state": self._said([story.state(incident)]), "actions": self._said(_done(incident)),
             "gap_s": None if story.gap(incident) is None else incident.down_s,
-            "advice": self._said(story.advice(incident)[:advice_kept]),
+            "advice": self._said(_advice(alert.kind, incident)),
             "host": self.host, "at": iso(wall), "opened": iso(incident.wall_opened),
             "resolved": None if incident.wall_resolved is None else iso(incident.wall_resolved),
             "folder": facts[0]["folder"],
@@ -103,7 +103,7 @@ class Writer:
             return
         if facts["code"] == "test":
             return
-        for name in ("cause", "state", "action", "gap", "next", "engine", "opened", "resolved", "folder"):
+        for name in ("cause", "failures", "state", "action", "gap", "next", "engine", "opened", "resolved", "folder"):
             if facts[name]:
                 yield tongue.labels[name], facts["who"] if name == "engine" else facts[name]
 
@@ -111,7 +111,8 @@ class Writer:
 def _facts(tongue: Tongue, kind: str, incident: Incident, writer: Writer) -> dict[str, str]:
     """Every name that a template may hold.  `code` and `who` are for our own."""
     trial_ = kind == "test"
-    advice = [] if kind == "resolved" else [tongue.of(text) for text in story.advice(incident)[:advice_kept]]
+    advice = [] if kind == "resolved" else [tongue.of(text) for text in _advice(kind, incident)]
+    failures = lessons.counted(incident, newest=kind == "worsened")
     gap = _gap(incident)
     opened, resolved = utc(incident.wall_opened), incident.wall_resolved
     return {name: _line(text) for name, text in {
@@ -121,6 +122,7 @@ def _facts(tongue: Tongue, kind: str, incident: Incident, writer: Writer) -> dic
         "who": tongue.engine.format(engine=incident.engine, service=incident.service),
         "cause": tongue.test if trial_ else f"{incident.class_}{tongue.colon}{incident.text}" if incident.text
                  else incident.class_,
+        "failures": tongue.of(failures) if failures else "",
         "state": "" if trial_ else tongue.of(story.state(incident)),
         "human": "" if kind == "resolved" else tongue.of(story.paged(incident)),
         "action": tongue.semicolon.join(map(tongue.of, _done(incident))) or _plan(tongue, kind, incident),
@@ -140,6 +142,12 @@ def _plan(tongue: Tongue, kind: str, incident: Incident) -> str:
 
 def _done(incident: Incident) -> list[Text]:
     return [step.text for step in story.actions(incident)[-actions_kept:]]
+
+
+def _advice(kind: str, incident: Incident) -> tuple[Text, ...]:
+    """Of what has just failed first, where that is the news."""
+    first = incident.failures[-1].class_ if kind == "worsened" and len(incident.failures) > 1 else ""
+    return lessons.advice(incident, first)[:advice_kept]
 
 
 def _gap(incident: Incident) -> Text | None:
@@ -178,8 +186,15 @@ def plain(headline: str, lines: Sequence[Sequence[str]]) -> str:
 
 def key(alert: Alert) -> str:
     """What makes an alert of one incident one that is told once: it may worsen twice, and reminders are counted."""
-    detail = {"worsened": alert.incident.urgency.value, "reminder": str(alert.incident.reminders)}
+    detail = {"worsened": _worse(alert.incident), "reminder": str(alert.incident.reminders)}
     return f"{alert.kind}-{detail[alert.kind]}" if alert.kind in detail else alert.kind
+
+
+def _worse(incident: Incident) -> str:
+    told = len(incident.classes)
+    engines = sorted(need.engine for need in incident.needs)
+    parts = (incident.urgency.value, *([str(told)] if told else []), *(engines if len(engines) > 1 else []))
+    return "-".join(parts)
 
 
 def trial(wall: float) -> Alert:
