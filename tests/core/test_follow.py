@@ -815,3 +815,11 @@ def test_an_incident_of_an_adopted_engine_has_no_gap_while_it_is_looked_for() ->
     assert after.world.incidents[0].down_at is None
     after.crash("primary", 11.0)
     assert after.world.incidents[0].down_at == 11.0
+
+
+def test_an_adopted_engine_that_still_loads_neither_begins_nor_ends_a_gap() -> None:
+    scene = Scene(plan()).serve()
+    scene.crash("primary", 10.0)
+    scene.feed(e.Spawned(11.0, scene.engine().mark, 100))
+    after = Scene(plan(), 20.0, remembered(scene.world), (e.Survivor(scene.engine().mark, 100, True, 9.0),))
+    assert (after.phase(), after.engine().adopted, after.world.incidents[0].down_at) == (Phase.LOADING, True, 10.0)
