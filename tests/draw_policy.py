@@ -21,7 +21,7 @@ PHASES = {
     Phase.ASLEEP: "Sleeps: hardly any VRAM, and no rival on its cards. `/health` is watched on.",
     Phase.WAKING: "Told to wake, and to prove by one token that it did.",
     Phase.DUMPING: "Condemned. Evidence is taken before the kill, for at most `evidence.deadline_s`; a vLLM whose core has "
-                   "died gets 0.5 s to leave by itself.",
+                   "died gets 1 s to leave by itself.",
     Phase.STOPPING: "Sent SIGTERM.",
     Phase.KILLING: "Sent SIGKILL, with every orphan that carries our mark, until nothing is left.",
     Phase.WEDGED: "Survived SIGKILL. A human is paged; no second engine is started on its GPUs.",

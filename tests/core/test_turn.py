@@ -173,7 +173,7 @@ def test_a_kill_waits_for_every_bundle_that_was_asked_for() -> None:
     assert scene.engine().bundles == 0
 
 
-def test_a_server_whose_core_died_is_left_half_a_second_to_leave_by_itself() -> None:
+def test_a_server_whose_core_died_is_left_a_second_to_leave_by_itself() -> None:
     scene = Scene(SOLO).serve()
     scene.feed(e.MemberDied(1.0, M, 12, "VLLM::EngineCore"))
     scene.feed(e.Dumped(1.1, M, scene.world.incidents[0].id, "x"))
@@ -188,7 +188,7 @@ def test_a_server_whose_core_died_is_left_half_a_second_to_leave_by_itself() -> 
     assert scene.phase() is Phase.STOPPING, "another generation knows nothing of it"
 
 
-def test_a_bundle_that_comes_after_that_half_second_holds_nothing_up() -> None:
+def test_a_bundle_that_comes_after_that_second_holds_nothing_up() -> None:
     scene = Scene(SOLO).serve()
     scene.feed(e.MemberDied(1.0, M, 12, "VLLM::EngineCore"))
     scene.feed(e.Dumped(1.0 + LEAVE_S, M, scene.world.incidents[0].id, "x"))

@@ -26,7 +26,7 @@ from vllm_watchdog.core.world import NOT_YET, Engine, World
 HOST = incidents.HOST
 BUNDLE_S = 10.0     # a bundle is as finished as it is by then
 LOOK_S = 0.1        # how often the GPUs are sampled while an engine waits for their memory: it was back after 0.17-0.43 s
-LEAVE_S = 0.5       # a vLLM whose core has died says why, and leaves by itself: TERM is no faster
+LEAVE_S = 1.0       # a vLLM whose core has died says why, and leaves by itself within 0.6 to 1 s: TERM was no faster
 OOMS = frozenset({"oom_runtime", "startup_oom"})
 HANG = "engine_hang"
 DOWN = "engine_down"    # of a service, so it does not end with a process
