@@ -184,6 +184,34 @@ def test_a_last_line_without_an_end_is_read_by_the_drain(desk: Desk) -> None:
     assert desk.rest(tail) == ["engine_dead_v1"]
 
 
+def test_a_headline_and_what_completes_it_are_one_finding(desk: Desk) -> None:
+    tail = desk.follow()
+    desk.write("pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig\n", "block_size\n",
+               "  Input should be 1 [type=x, input_value=0, input_type=int]\n")
+    tail.drain(ONE)
+    found = desk.read().findings
+    assert [each.text.partition("CacheConfig")[2] for each in found] == [": block_size: Input should be 1 (it is 0)"]
+
+
+def test_the_drain_tells_the_last_lines_of_that_generation_and_no_other(desk: Desk) -> None:
+    desk.write("of the generation before\n")
+    tail = desk.follow()
+    desk.write("Traceback:\n", "  \n", "token=secretsecret\n", "bash: vllm: command not found")
+    tail.drain(ONE)
+    event = desk.read()
+    assert event.drained and event.last_words == ("Traceback:", "token=***", "bash: vllm: command not found")
+
+
+def test_the_last_lines_are_bounded_and_survive_a_file_cut_short(desk: Desk) -> None:
+    desk.write("old\n" * 100)
+    tail = desk.follow()
+    os.truncate(desk.path, 0)
+    desk.write("x" * 100_000, "\n", "the end\n")
+    tail.drain(ONE)
+    words = desk.read().last_words
+    assert words[-1] == "the end" and sum(map(len, words)) < 1000
+
+
 def test_draining_a_generation_nobody_followed_is_answered(desk: Desk) -> None:
     assert desk.rest(desk.tail(), TWO) == []
 

@@ -111,3 +111,11 @@ def test_a_last_line_without_a_newline_is_read_at_the_end() -> None:
     assert list(scanner.feed(x.v33(x.HEAD).encode())) == []
     assert len(list(scanner.finish())) == 1
     assert list(scanner.finish()) == []
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 10_000])
+def test_the_lines_that_complete_a_headline_are_candidates_wherever_a_block_ends(size: int) -> None:
+    text = b"idle\npydantic_core.ValidationError: 1 validation error for CacheConfig\nblock_size\n  wrong\nc\nd\nidle\n"
+    scanner = Scanner()
+    found = [number for at in range(0, len(text), size) for number, _ in scanner.feed(text[at : at + size])]
+    assert found == [2, 3, 4, 5, 6]

@@ -7,13 +7,19 @@ from tests.core.scenes import Scene, finding, gpu, plan
 from vllm_watchdog.core import events as e
 from vllm_watchdog.core.plan import Limits
 from vllm_watchdog.core.policy import ONLY_WHEN_ACTIVE, Phase
-from vllm_watchdog.core.reasons import OVERDUE, PAGES, ended, overdue
+from vllm_watchdog.core.reasons import LAST_LINE, OVERDUE, PAGES, ended, last_words, overdue
 
 
 def test_an_exit_is_told_by_its_code_or_its_signal() -> None:
     assert ended(1) == "it exited with code 1"
     assert ended(None) == "it ended; it was an earlier daemon's child, so its exit code is unknown"
     assert ended(-9) == "it was ended by signal 9, which we did not send"
+
+
+def test_an_exit_that_nothing_explains_is_told_with_the_end_of_its_log() -> None:
+    assert ended(2, ("first", "x" * 999)) == f"it exited with code 2; its log ends in: {'x' * LAST_LINE}"
+    assert [(each.class_, each.text) for each in last_words(("a", "b"))] == [
+        ("unexpected_exit", "a"), ("unexpected_exit", "b")]
 
 
 def test_every_phase_that_may_last_too_long_says_so() -> None:

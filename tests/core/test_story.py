@@ -133,6 +133,13 @@ def test_an_end_is_told_in_words(end: Ended, wanted: str) -> None:
     assert story.ended(incidents.failed(one(), Failure(1.0, "primary#1", "x", "", end))).en.startswith(wanted)
 
 
+def test_code_two_is_a_refused_command_line_only_where_the_log_shows_that() -> None:
+    def told(class_: str) -> str:
+        return story.ended(incidents.failed(one(), Failure(1.0, "primary#1", class_, "", Ended("primary#1", 2, False)))).en
+
+    assert told("bad_args").endswith("vLLM refused its command line") and told("unexpected_exit") == "primary#1: exit code 2"
+
+
 def test_without_an_end_nothing_is_told_of_it() -> None:
     assert story.ended(one()) is None
 

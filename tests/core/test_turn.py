@@ -277,6 +277,25 @@ def test_a_failure_of_an_adopted_engine_may_have_no_exit_code() -> None:
     assert "it was an earlier daemon's child" in scene.world.incidents[0].text
 
 
+def test_an_exit_that_nothing_explains_is_proved_by_the_end_of_its_log() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Exited(10.0, M, 127))
+    scene.feed(e.Emptied(10.0, M))
+    scene.feed(e.LogRead(10.0, M, (), True, ("a first line", "sh: vllm: not found")))
+    incident = scene.world.incidents[0]
+    assert incident.text == "it exited with code 127; its log ends in: sh: vllm: not found"
+    assert [each.text for each in incident.findings] == ["a first line", "sh: vllm: not found"]
+
+
+def test_an_exit_that_its_log_explains_needs_no_last_words() -> None:
+    scene = Scene(SOLO).serve()
+    scene.feed(e.Exited(10.0, M, 1))
+    scene.feed(e.Emptied(10.0, M))
+    scene.feed(e.LogRead(10.0, M, (finding("oom_runtime", "out of memory"),), True, ("the end",)))
+    incident = scene.world.incidents[0]
+    assert incident.text == "out of memory" and [each.text for each in incident.findings] == ["out of memory"]
+
+
 def test_exit_code_zero_is_a_code() -> None:
     scene = Scene(SOLO).serve()
     scene.feed(e.Exited(10.0, M, 0))

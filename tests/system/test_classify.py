@@ -42,7 +42,7 @@ def test_a_human_reads_the_verdict_the_proof_and_the_advice() -> None:
     assert code == 1
     assert "oom_runtime" in text and "action: restart" in text and "    207  torch.OutOfMemoryError" in text
     assert "requested_bytes=369098752" in text and "--max-num-seqs" in text
-    assert run(FINE, as_json=False) == (0, f"{FINE}: none: Nothing wrong\n")
+    assert run(FINE, as_json=False) == (0, f"{FINE}: none: no failure that I know\n")
 
 
 def test_a_warning_is_no_failure() -> None:

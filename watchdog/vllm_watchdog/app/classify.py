@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from vllm_watchdog.core.catalog import CATALOG, Severity
+from vllm_watchdog.core.last_words import TAIL_BYTES, with_the_end
 from vllm_watchdog.core.records import stream_of
 from vllm_watchdog.core.verdict import HEAD_LINES, Reader, Verdict
 from vllm_watchdog.sense.scan import BLOCK_BYTES, LINE_BYTES, Scanner
@@ -66,14 +67,16 @@ def _judge(path: str, file: BinaryIO) -> Verdict:
     if trouble := _not_a_log(b"".join(head)):
         raise UnreadableError(f"{path}: {trouble}")
     lines = b"".join(head).split(b"\n")[:HEAD_LINES]
+    tail = b""
     scanner, reader = Scanner(), Reader(stream_of(line.decode("utf-8", "replace") for line in lines))
     for source in (head, blocks):
         for block in source:
+            tail = (tail + block)[-TAIL_BYTES:]
             for number, text in scanner.feed(block):
                 reader.feed(text, number)
     for number, text in scanner.finish():
         reader.feed(text, number)
-    return reader.verdict()
+    return with_the_end(reader.verdict(), tail.decode("utf-8", "replace"), scanner.lines)
 
 
 def _head(blocks: Iterator[bytes]) -> list[bytes]:

@@ -19,6 +19,7 @@ from vllm_watchdog.core.phrases import filled
 
 LONG_TOKENS = 8000              # what the gateway suspects, by default
 SIGNALS = {9: r.KILLED, 11: r.SEGFAULT, 6: r.ABORTED, 4: r.ILLEGAL, 7: r.BUS}
+PLAIN_CODES = range(1, 128)     # a program's own; above, a shell tells of a signal, and 0 a SIGTERM may have caused
 # Failures that a long prompt explains, and those that it may explain where nothing else does.
 BY_A_PROMPT = frozenset({"oom_runtime", "engine_dead_v1", "cuda_fault", "xid_app", "step_timeout", "engine_hang",
                          "scheduler_deadlock"})
@@ -74,7 +75,11 @@ def _hang(case: Case) -> Lines | None:
 
 def _kernel(case: Case) -> Lines | None:
     """The signal was told already, with the same file."""
-    return () if _ended(case) else (r.READ_KERNEL,) if case.files else None
+    if _ended(case):
+        return ()
+    if case.class_ == "unexpected_exit" and case.exit_code in PLAIN_CODES:
+        return (filled(r.READ_END, code=case.exit_code),)
+    return (r.READ_KERNEL,) if case.files else None
 
 
 def _first_line(case: Case) -> Lines | None:
@@ -111,13 +116,23 @@ def _flags(case: Case) -> Lines | None:
     for word in str(case.fact("arguments") or "").split():
         if word.startswith("--"):
             lines.append(_flag(word.removeprefix("--").partition("=")[0].replace("_", "-")))
-    if argument := case.fact("argument"):
-        lines.append(filled(r.BAD_VALUE, flag=argument))
+    lines += _value(case)
     if module := case.fact("module"):
         lines.append(filled(r.DROP_MODULE, module=module))
     if own := case.fact("model_max_len"):
         lines.append(filled(r.MODEL_LEN, new=own, now=case.fact("max_model_len")))
     return tuple(lines) or None
+
+
+def _value(case: Case) -> Lines:
+    """vLLM's own word on a value, by the flag's name where it gives one."""
+    problem, value = str(case.fact("problem") or "").rstrip("."), case.fact("value")
+    flag = case.fact("argument") or str(case.fact("field") or "").replace("_", "-")
+    if not problem:
+        return ()
+    if not flag:
+        return () if case.fact("model_max_len") else (filled(r.WRONG_SETTINGS, problem=problem),)
+    return (filled(r.WRONG_VALUE if value else r.WRONG, flag=flag, problem=problem, value=value),)
 
 
 def _flag(flag: str) -> Text:

@@ -71,8 +71,8 @@ SHM = T("Give the container more /dev/shm (--shm-size 16g or --ipc=host); set NC
         "为容器增大 /dev/shm（--shm-size 16g 或 --ipc=host）；设置 NCCL_DEBUG=INFO。")
 HOST_MEM = T("Lower --api-server-count or --cpu-offload-gb (--swap-space up to 0.16), or raise the cgroup's MemoryMax.",
              "调低 --api-server-count 或 --cpu-offload-gb（0.16 及以前还有 --swap-space），或提高 cgroup 的 MemoryMax。")
-FLAGS = T("Run `llm-watchdog check-config`, and take out the flags that this vLLM version does not know.",
-          "运行 `llm-watchdog check-config`，去掉当前 vLLM 版本不认识的参数。")
+FLAGS = T("Run `llm-watchdog doctor`: it names the flags that this vLLM version does not know. Take them out.",
+          "运行 `llm-watchdog doctor`，它会列出当前 vLLM 版本不认识的参数；去掉这些参数。")
 FIRST_LINE = T("Read the first traceback above the verdict's lines: it holds the root cause.",
                "阅读结论行之前的第一个 traceback：根因在那里。")
 PLANNED = T("Plan a drain and a restart; upgrade vLLM if a leak of this version is known.",
@@ -104,7 +104,7 @@ def _entry(en: str, zh: str, severity: Severity, action: Action, *advice: Text) 
 
 
 CATALOG: dict[str, Entry] = {
-    "none": _entry("Nothing wrong", "一切正常", Severity.NONE, A.IGNORE),
+    "none": _entry("no failure that I know", "没有已知的故障", Severity.NONE, A.IGNORE),
     "snapshot": _entry("A snapshot that an operator asked for", "人工触发的现场快照", Severity.NONE, A.IGNORE),
     # engine death
     "engine_dead_v1": _entry("The engine died in a step", "引擎在推理步骤中崩溃", _F, A.RESTART, FIRST_LINE, POISON),

@@ -70,6 +70,8 @@ _PATTERNS: tuple[tuple[str, str, Callable[..., Detail]], ...] = (
     ("port", r"attempting to bind on address \('[^']*', (\d+)", int),
     ("arguments", r"unrecognized arguments: (.{1,200})", str),
     ("argument", r": error: argument (\S+?):", str),
+    ("problem", r": error: argument \S+?: (.{1,300})", str),
+    ("value", r": error: argument \S+?: invalid [\w ]{1,40}: '([^']{0,60})'", str),
     ("module", r"No module named '?(vllm[\w.]*)", str),
     ("max_model_len", r"User-specified max_model_len \((\d+)\)", int),
     ("model_max_len", r"derived max_model_len \(max_position_embeddings=(\d+)", int),

@@ -177,11 +177,13 @@ class HostSampled(Event):
 
 @dataclass(frozen=True, slots=True)
 class LogRead(Event):
-    """What one reading of an engine's log held.  `drained`: this generation is dead and the file was read to its end."""
+    """What one reading of an engine's log held.  `drained`: this generation is dead and the file was read to its end;
+    `last_words` are its last lines."""
 
     mark: Mark
     findings: tuple[Finding, ...] = ()
     drained: bool = False
+    last_words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

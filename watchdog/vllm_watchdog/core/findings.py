@@ -72,6 +72,15 @@ class Incident:
             fresh.append(finding)
         return settled(max(fresh, key=lambda each: each.rank), phase) if fresh else None
 
+    def complete(self, class_: str, line: int, text: str, details: Details) -> Finding | None:
+        """The finding of that very line is told in full; None where there is none."""
+        known = self._first.get(class_)
+        if known is None or known.line != line:
+            return None
+        facts = tuple((dict(known.details) | dict(details)).items())
+        whole = self._first[class_] = replace(known, text=text, details=facts)
+        return whole
+
     def suspect(self, finding: Finding) -> None:
         """Remembers what may yet turn out harmless."""
         if len(self._pending) < PENDING_LIMIT:

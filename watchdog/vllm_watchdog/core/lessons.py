@@ -29,7 +29,7 @@ def failures(incident: Incident) -> tuple[Text, ...]:
 
 def _whole(incident: Incident, failure: Failure) -> Text:
     told = [_brief(incident, failure), filled(p.PROVED, text=clipped(failure.text))]
-    told += [filled(p.ENDS, how=how(failure.ended))] if failure.ended else []
+    told += [filled(p.ENDS, how=how(failure.ended, failure.class_ == "bad_args"))] if failure.ended else []
     if failure.folder:
         inner = _inner(incident, failure)
         told.append(filled(p.FILED, folder=inner) if inner else p.HERE)

@@ -26,6 +26,7 @@ def log_read(turn: Turn, event: LogRead) -> None:
     for finding in sorted(event.findings, key=lambda finding: -finding.rank):     # the cause names the incident
         _finding(turn, engine.name, finding)
     if event.drained:
+        turn.change(engine.name, last_words=event.last_words)
         turn.sign(engine.name, Sign.SETTLED)
 
 

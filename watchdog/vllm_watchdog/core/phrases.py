@@ -138,8 +138,10 @@ EXITS = {
     0: T("exit code 0, which means nothing: vLLM exits with 0 when its engine dies",
          "退出码 0，不代表正常：vLLM 在引擎崩溃时也以 0 退出"),
     1: T("exit code 1: an error that the log shows", "退出码 1：错误见日志"),
-    2: T("exit code 2: vLLM refused its command line", "退出码 2：vLLM 拒绝了命令行参数"),
+    126: T("exit code 126, by which a shell says that its command can't be executed", "退出码 126：shell 无法执行其命令"),
+    127: T("exit code 127, by which a shell says that its command was not found", "退出码 127：shell 找不到其命令"),
 }
+REFUSED = T("exit code 2: vLLM refused its command line", "退出码 2：vLLM 拒绝了命令行参数")
 EXIT = T("exit code {code}", "退出码 {code}")
 SIGNALLED = T("ended by signal {code}, which the watchdog did not send; see kernel.txt",
               "被信号 {code} 结束，并非 watchdog 发出；见 kernel.txt")

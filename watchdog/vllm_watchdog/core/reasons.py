@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from vllm_watchdog.core import gate
 from vllm_watchdog.core import phrases as p
-from vllm_watchdog.core.catalog import Text
+from vllm_watchdog.core.catalog import CATALOG, Text
+from vllm_watchdog.core.findings import Finding
 from vllm_watchdog.core.phrases import filled, joined
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.world import Engine, World
 
+LAST_LINE = 200         # characters of it in a sentence
 # Class and sentence of a phase that lasted too long.
 OVERDUE = {
     Phase.STARTING: ("spawn_failed", "it was not started within {limits.spawn_s:.0f} s"),
@@ -28,11 +30,19 @@ def overdue(engine: Engine, at: float) -> tuple[str, str]:
     return class_, why.format(limits=engine.plan.limits, still=at - engine.pulse.sign_at)
 
 
-def ended(code: int | None) -> str:
-    """Of a generation that ended unasked; None: it was not our child."""
+def ended(code: int | None, words: tuple[str, ...] = ()) -> str:
+    """Of a generation that ended unasked, and the last line of its log; None: it was not our child."""
     if code is None:
-        return "it ended; it was an earlier daemon's child, so its exit code is unknown"
-    return f"it was ended by signal {-code}, which we did not send" if code < 0 else f"it exited with code {code}"
+        how = "it ended; it was an earlier daemon's child, so its exit code is unknown"
+    else:
+        how = f"it was ended by signal {-code}, which we did not send" if code < 0 else f"it exited with code {code}"
+    return f"{how}; its log ends in: {words[-1][:LAST_LINE]}" if words else how
+
+
+def last_words(words: tuple[str, ...]) -> tuple[Finding, ...]:
+    """The end of its log, as all that there is to prove an exit that nothing explains."""
+    entry = CATALOG["unexpected_exit"]
+    return tuple(Finding("unexpected_exit", entry.severity, entry.action, 0, text) for text in words)
 
 
 def _held(engine: Engine) -> tuple[str, Text]:

@@ -120,6 +120,8 @@ OTHER_BACKEND = T("If it returns, give the stacks and the vLLM version to its ma
                   "--attention-backend (--enforce-eager is set already).",
                   "若再次发生，把堆栈和 vLLM 版本反馈给上游；同时尝试更换 --attention-backend（--enforce-eager 已设置）。")
 DUMPED_STACK = T("vLLM wrote the stack itself: {path}.", "vLLM 自己写了堆栈：{path}。")
+READ_END = T("It left by itself, with code {code}: the last lines of its log, above and in log-tail.txt, say why.",
+             "它自己以退出码 {code} 退出：原因见其日志末尾（上文及 log-tail.txt）。")
 READ_LOG = T("Read log-tail.txt beside this page from its end upwards to the first traceback: it holds the root cause.",
              "从本目录 log-tail.txt 末尾往上找第一个 traceback，根因在那里。")
 
@@ -128,7 +130,9 @@ DROP_FLAG = T("Take --{flag} out of args: {hint}.", "从 args 中去掉 --{flag}
 TYPO = T("--{flag} is no flag of this vLLM: did you mean --{near}?", "此 vLLM 没有 --{flag} 参数：是否想写 --{near}？")
 UNKNOWN_FLAG = T("Take --{flag} out of args, or correct it: this vLLM has no such flag (`vllm serve --help=all`).",
                  "去掉或更正 --{flag}：此 vLLM 没有该参数（vllm serve --help=all）。")
-BAD_VALUE = T("Correct the value of {flag}: the proving line says what it takes.", "更正 {flag} 的值：允许的取值见证据行。")
+WRONG_VALUE = T("Set {flag} otherwise: {problem} (it is {value}).", "更正 {flag}：{problem}（现为 {value}）。")
+WRONG = T("Set {flag} otherwise: {problem}.", "更正 {flag}：{problem}。")
+WRONG_SETTINGS = T("Correct args, vLLM says what it lacks: {problem}.", "按 vLLM 的提示更正 args：{problem}。")
 DROP_MODULE = T("{module} is gone from vLLM: start it by `vllm serve MODEL` (command = [\"vllm\", \"serve\"]).",
                 "vLLM 已移除 {module}：用 vllm serve MODEL 启动（command = [\"vllm\", \"serve\"]）。")
 FREE_PORT = T("See who has the port with `ss -ltnp 'sport = :{port}'`, stop it, or give the engine another port.",

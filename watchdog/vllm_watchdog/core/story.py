@@ -22,6 +22,7 @@ from vllm_watchdog.core.units import duration, gib, time_of_day
 NOTHING = Text("", "")
 STEPS_SHOWN = 12        # the first and the last: a crash loop repeats itself
 HOLDERS_SHOWN = 3
+USAGE_CODE = 2          # argparse's; other programs say other things by it
 PAGE_SHOWN = 200        # characters of why a human is needed; the proof has all of it
 
 
@@ -161,17 +162,22 @@ def flight_of(flight: Flight) -> Text:
 
 def ended(incident: Incident) -> Text | None:
     """How the generation that failed last ended."""
-    end = next((each.ended for each in reversed(incident.failures) if each.ended), None)
-    return Text(f"{end.mark}: {how(end).en}", f"{end.mark}：{how(end).zh}") if end else None
+    last = next((each for each in reversed(incident.failures) if each.ended), None)
+    if last is None or last.ended is None:
+        return None
+    told = how(last.ended, refused=last.class_ == "bad_args")
+    return Text(f"{last.ended.mark}: {told.en}", f"{last.ended.mark}：{told.zh}")
 
 
-def how(end: Ended) -> Text:
+def how(end: Ended, refused: bool) -> Text:
     if end.ours:
         return p.OURS
     if end.code is None:
         return p.UNSEEN
     if end.code < 0:
         return filled(p.SIGNALLED, code=-end.code)
+    if end.code == USAGE_CODE and refused:
+        return p.REFUSED
     return p.EXITS.get(end.code) or filled(p.EXIT, code=end.code)
 
 

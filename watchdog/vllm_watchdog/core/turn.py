@@ -179,9 +179,10 @@ class Turn:
     def blame(self, name: str) -> Incident:
         """The failure of this generation joins, or opens, the service's incident."""
         engine = self.world.engine(name)
-        why = engine.why or reasons.ended(engine.exit_code)
+        why = engine.why or reasons.ended(engine.exit_code, engine.last_words)
+        last = () if engine.cause else reasons.last_words(engine.last_words)
         self.change(name, cause=engine.blame, why=why)
-        incident = self.symptom(name, engine.blame, Urgency.CRITICAL, why)
+        incident = self.symptom(name, engine.blame, Urgency.CRITICAL, why, last)
         if engine.blame == HANG and self.world.service(name).wanted == name:    # before a failover makes it another's turn
             self.amend(name, lambda incident: incidents.down(incident, engine.pulse.sign_at))
         self.failed(name)
@@ -194,7 +195,7 @@ class Turn:
     def failed(self, name: str) -> None:
         """The failure of this generation, as it is known by now, stands in the open incident."""
         engine = self.world.engine(name)
-        why = engine.why or reasons.ended(engine.exit_code)
+        why = engine.why or reasons.ended(engine.exit_code, engine.last_words)
         failure = Failure(self.at, str(engine.mark), engine.blame, why, engine.ended)
         self.world = repeats.failed(self.world, engine.mark, engine.blame)
         self.amend(name, lambda incident: incidents.failed(incident, failure))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from vllm_watchdog.core import markers
+from vllm_watchdog.core import markers, validation
 from vllm_watchdog.core.catalog import CATALOG
 from vllm_watchdog.core.details import Details, clip, details_of
 from vllm_watchdog.core.findings import KERNEL_RANK, NOTHING, STALLS, Finding, Incident, Verdict, judge
@@ -40,6 +40,7 @@ class Reader:
         self._kernel = KernelLog()
         self._incident = Incident()
         self._failed: tuple[Finding, ...] = ()      # the incident before this start
+        self._complaint: validation.Complaint | None = None
         self._open: dict[tuple[str, int, str, int], Mark] = {}  # call site -> the headline whose traceback it prints
         self._forget()
 
@@ -89,7 +90,17 @@ class Reader:
         if mark is Mark.UTILITY_FAILED and "wake_up" in record.message:
             return self._prove("wake_failed", 88, record.message)
         row = best_row(record, self.phase)
-        return self._judge(row, record) if row else None
+        whole = self._hear(record)      # what has a row of its own, too, says more by that
+        found = self._judge(row, record) if row else None
+        return found or whole
+
+    def _hear(self, record: Record) -> Finding | None:
+        """A validation error is told over several lines: the finding of its headline, once it is whole."""
+        complaint = self._complaint
+        said = validation.heard(complaint, record, self._line) if complaint else None
+        whole = said if isinstance(said, validation.Whole) else None
+        self._complaint = validation.begun(record, self._line) or (None if isinstance(said, validation.Whole) else said)
+        return self._incident.complete("bad_args", whole.line, clip(whole.text), whole.details) if whole else None
 
     def _judge(self, row: Row, record: Record) -> Finding | None:
         """What the context leaves of a matching line."""

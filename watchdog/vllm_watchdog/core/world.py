@@ -47,6 +47,7 @@ class Engine:
     warm_rss: int | None = None         # bytes resident after warm-up
     cause: str = ""                     # class of this generation's failure, the most specific seen
     why: str = ""                       # the sentence that proves it
+    last_words: tuple[str, ...] = ()    # the end of its log, once it is dead
     dumped: bool = False                # this generation's evidence is taken
     bundles: int = 0                    # asked for of this generation, and not finished
     unlogged: bool = False              # this generation's output is lost: it was started on a full disk

@@ -59,6 +59,17 @@ class LogFile:
             self.trouble = error.strerror or type(error).__name__
             return b""
 
+    def tail(self, since: int, most: int) -> bytes:
+        """The last `most` bytes, none before `since`, of the file that is there now."""
+        if not self._opened() or self._fd is None:
+            return b""
+        start = since if since <= self.size else 0      # it was cut short
+        try:
+            return os.pread(self._fd, most, max(start, self.size - most))
+        except OSError as error:
+            self.trouble = error.strerror or type(error).__name__
+            return b""
+
     def skip_to_end(self) -> None:
         self._drop_copy()
         self.offset = self.size

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 
 from vllm_watchdog.core.catalog import Severity
 from vllm_watchdog.core.events import Event, LogRead, MemberDied
+from vllm_watchdog.core.last_words import TAIL_BYTES, last_words
 from vllm_watchdog.core.loading import stage_of
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.core.signatures import Phase
@@ -67,6 +68,7 @@ class LogTail:
         self._file = LogFile(path)
         self._mark: Mark | None = None
         self._reader, self._scanner = Reader(Stream.ENGINE), Scanner()
+        self._since = 0                 # where the followed generation begins, if it began while we looked
         self._partial = 0               # bytes read of a line that has no end yet
         self._pending: list[Finding] = []
         self._found_at = self._grew_at = self._rotate_at = self._save_at = 0.0
@@ -159,15 +161,18 @@ class LogTail:
         if (finding := self._reader.feed(line, number)) and len(self._pending) < PENDING:
             if not self._pending:
                 self._found_at = self._clock()
+            self._pending = [each for each in self._pending if (each.class_, each.line) != (finding.class_, finding.line)]
             self._pending.append(finding)
 
     def _fatal(self) -> bool:
         return any(finding.severity is Severity.FATAL for finding in self._pending)
 
-    def _tell(self, drained: bool = False) -> None:
+    def _tell(self, ending: tuple[str, ...] | None = None) -> None:
+        """With its `ending` the generation is dead, and its log was read to the end."""
         findings, self._pending = tuple(self._pending), []
+        drained = ending is not None
         if self._mark and (findings or drained):
-            self._post(LogRead(self._clock(), self._mark, findings, drained))
+            self._post(LogRead(self._clock(), self._mark, findings, drained, ending or ()))
             self._save()
 
     # -- orders
@@ -193,6 +198,7 @@ class LogTail:
         else:
             self._file.skip_to_end()
             self._reader.started()
+        self._since = 0 if place else self._file.offset
         self._save()
 
     def _drain(self, mark: Mark) -> None:
@@ -202,7 +208,7 @@ class LogTail:
             self._post(LogRead(self._clock(), mark, (), True))     # nothing was ever read of it
             return
         self._read_to_end()
-        self._tell(drained=True)
+        self._tell(last_words(self._file.tail(self._since, TAIL_BYTES).decode("utf-8", "replace")))
 
     def _read_to_end(self) -> None:
         until = self._clock() + DRAIN_S
@@ -242,6 +248,7 @@ class LogTail:
     def _rotate(self) -> None:
         try:
             self._file.rotate(self._keep)
+            self._since = 0
         except OSError as error:
             log.warning("log.rotate_failed path=%s error=%s", self._file.path, error.strerror)
             self._rotate_at = self._clock() + ROTATE_RETRY_S

@@ -1,8 +1,9 @@
 """Finds in blocks of bytes the few lines that can matter, so that the core need not read the rest.
 
-A prefilter and never a judge: it hands out every line that holds a literal of the catalogue, and of the lines that only
-say "still serving" (access log, flowing tokens) the first after each of those, which is all that changes the reader's
-state.  So reading through it gives the verdict of reading every line (a property test holds it to that).
+A prefilter and never a judge: it hands out every line that holds a literal of the catalogue, the few lines that complete
+a headline, and of the lines that only say "still serving" (access log, flowing tokens) the first after each of those,
+which is all that changes the reader's state.  So reading through it gives the verdict of reading every line (a property
+test holds it to that).
 One google-re2 automaton a process; no I/O, blocks on nothing; a line keeps at most `LINE_BYTES`, the rest is counted.
 """
 
@@ -20,6 +21,7 @@ from vllm_watchdog.core.kernel import KERNEL_NEEDLES
 from vllm_watchdog.core.markers import IDLE_STATS_NEEDLES, MARKER_NEEDLES, STATS_NEEDLE, stats_of
 from vllm_watchdog.core.records import LINE_LIMIT, Kind, parse
 from vllm_watchdog.core.signatures import ROWS
+from vllm_watchdog.core.validation import HEADLINE, LINES
 
 LINE_BYTES = 4 * LINE_LIMIT     # UTF-8 needs at most four bytes a character
 BLOCK_BYTES = 256 * 1024  # best of 16 KiB to 1 MiB: 318, 396, 435, 416 MB/s at 16, 64, 256, 1,024 KiB
@@ -27,6 +29,7 @@ AUTOMATON_BYTES = 32 << 20  # an upper limit for RE2, which rebuilds its DFA whe
 # A JSON line may spell a letter as an escape, or hold colours; such a line is always looked at.
 JSON_ESCAPES = ("\\/", "\\u001b", "\\u001B", *(f"\\u00{digit}" for digit in range(2, 8)))
 
+_HEADLINE = HEADLINE.encode("ascii")
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -67,6 +70,7 @@ class Scanner:
         self.lines = 0              # whole lines seen
         self.dropped_bytes = 0      # beyond LINE_BYTES of a line
         self._tail = b""
+        self._more = 0              # lines to come that belong to a headline
         self._due = _AMBIENT        # kinds of ambient line not yet seen since the last candidate
 
     def feed(self, block: bytes) -> Iterator[tuple[int, str]]:
@@ -116,6 +120,12 @@ class Scanner:
         """Start and end of each line to look at; every line of `whole` ends with a newline."""
         search, position = automaton().search, 0
         while position < len(whole):
+            if self._more:
+                start, end = position, whole.find(b"\n", position)
+                yield start, end
+                position, self._due = end + 1, _AMBIENT
+                self._more = self._after(whole[start:end])
+                continue
             match = search(whole, position)
             start = whole.rfind(b"\n", position, match.start()) + 1 or position if match else len(whole)
             yield from self._ambient(whole, position, start)
@@ -124,6 +134,10 @@ class Scanner:
             end = whole.find(b"\n", match.end())
             yield start, end
             position, self._due = end + 1, _AMBIENT
+            self._more = self._after(whole[start:end])
+
+    def _after(self, line: bytes) -> int:
+        return LINES if _HEADLINE in line else max(0, self._more - 1)
 
     def _ambient(self, whole: bytes, start: int, end: int) -> list[tuple[int, int]]:
         """The first access line and the first line of flowing tokens since the last candidate."""
