@@ -510,6 +510,10 @@ def test_the_usual_file_is_found() -> None:
     ("[restart]\nbudget = 1.5", "restart.budget: is 1.5, expected a whole number"),
     ("[restart]\nbackoff_s = -1", "restart.backoff_s: is -1, expected more than 0"),
     ("[restart]\nbackoff_s = 1e9", "restart.backoff_s: is 1000000000.0, expected at most 86400"),
+    ("args = { gpu-memory-utilization = 80 }",
+     "engines.primary.args.gpu-memory-utilization: is 80, expected a share of the card above 0, at most 1"),
+    ("args = { gpu-memory-utilization = 0 }",
+     "engines.primary.args.gpu-memory-utilization: is 0, expected a share of the card above 0, at most 1"),
     ("[hang]\nstill_s = inf", "hang.still_s: is inf, expected a finite number"),
     ("[hang]\nstill_s = nan", "hang.still_s: is nan, expected more than 0"),
     ("[restart]\nbackoff_s = 100", "restart.backoff_max_s: 60 lies below backoff_s, expected at least 100"),
@@ -813,9 +817,25 @@ def test_nothing_is_created(here: Path) -> None:
      "engines.primary.gpus: names 1 cards, but its args spread it over 2"),
     ("[daemon]\nlisten = '0.0.0.0:9178'",
      'daemon.listen: "0.0.0.0" lets everybody who can reach it read the page; only changes need the token'),
+    ("[engines.b]\nbackup_for = 'primary'\nmodel = '/no/such/folder'\nport = 8102",
+     'engines.b.model: "/no/such/folder" does not exist here: an engine that can\'t read it is held'),
+    *((f"[alerts.channels.x]\nurl = 'http://127.0.0.1:9/{path}'",
+       f'alerts.channels.x: gets our own JSON as a plain webhook, but its address looks like {kind}: set type = "{kind}"')
+      for kind, path in (("slack", "services/T0/B0/x"), ("dingtalk", "robot/send?access_token=x"),
+                         ("feishu", "open-apis/bot/v2/hook/x"), ("wecom", "cgi-bin/webhook/send?key=x"))),
+    ("[alerts.channels.x]\nurl = 'http://hooks.slack.com/services/T0/B0/x'",
+     "alerts.channels.x.url: slack takes https:// only"),
 ])
 def test_what_is_doubtful_is_a_warning(text: str, warning: str) -> None:
     assert read(PRIMARY + text).warnings() == (warning,)
+
+
+def test_a_channel_whose_kind_is_said_or_known_is_no_doubt(tmp_path: Path) -> None:
+    said = "[alerts.channels.x]\ntype = 'slack'\nurl = 'http://127.0.0.1:9/services/T0/B0/x'\n"
+    plain = "[alerts.channels.y]\nurl = 'http://127.0.0.1:9/hook'\n"
+    known = "[alerts.channels.z]\nurl = 'https://hooks.slack.com/services/T0/B0/x'\n"
+    assert read(PRIMARY + said + plain + known).warnings() == ()
+    assert read(PRIMARY.replace('"m"', f'"{tmp_path}"')).warnings() == ()
 
 
 def test_a_level_above_the_share_is_no_doubt() -> None:

@@ -37,6 +37,11 @@ HOSTS = {
     "open.larksuite.com": Kind.FEISHU, "qyapi.weixin.qq.com": Kind.WECOM,
     "events.pagerduty.com": Kind.PAGERDUTY, "events.eu.pagerduty.com": Kind.PAGERDUTY,
 }
+# What follows the host in a webhook's address as its service shows it, also behind somebody's own relay.
+PATHS = {
+    Kind.SLACK: re.compile(r"/services/T\w*/B\w*/\w+"), Kind.DINGTALK: re.compile(r"/robot/send\?(?:.*&)?access_token="),
+    Kind.FEISHU: re.compile(r"/open-apis/bot/v2/hook/."), Kind.WECOM: re.compile(r"/cgi-bin/webhook/send\?(?:.*&)?key="),
+}
 NAMES = frozenset({         # that alerts.templates may hold
     "kind", "urgency", "title", "class", "host", "service", "engine", "cause", "state", "human", "action", "gap", "opened",
     "resolved", "next", "folder", "incident", "failures",
@@ -93,6 +98,18 @@ def wrong(alerts: Alerts) -> Iterator[tuple[tuple[str, ...], str]]:
             yield (*at, "headers"), f"{found.kind} has no use for them, expected none"
         if "max_per_hour" in channel.model_fields_set and found.kind in PROGRAMS:
             yield (*at, "max_per_hour"), f"{found.kind} gets every alert by itself, expected none"
+
+
+def doubtful(alerts: Alerts) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Addresses that may be meant otherwise; nothing of them is said, since they are secrets."""
+    for name, channel in alerts.channels.items():
+        at, found, url = ("alerts", "channels", name), address(channel), urlsplit(channel.url.get_secret_value())
+        if found.kind is Kind.WEBHOOK and channel.type is None:
+            for kind, path in PATHS.items():
+                if path.match(f"{url.path}?{url.query}"):
+                    yield at, f'gets our own JSON as a plain webhook, but its address looks like {kind}: set type = "{kind}"'
+        elif url.scheme == "http" and (url.hostname or "").lower() in HOSTS:
+            yield (*at, "url"), f"{found.kind} takes https:// only"
 
 
 def minutes(text: str) -> tuple[int, int]:

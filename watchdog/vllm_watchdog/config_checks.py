@@ -51,7 +51,7 @@ def problems(settings: Settings) -> Found:
         yield ("engines",), "none, expected a table [engines.NAME] with model and port"
     for name in settings.engines:
         yield from chain(_missing(settings, name), _backup(settings, name), _standby(settings, name))
-        yield from chain(_reserved(settings, name), _command(settings, name), _cards(settings, name))
+        yield from chain(_reserved(settings, name), _share(settings, name), _command(settings, name), _cards(settings, name))
     yield from chain(_ports(settings), _ordered(settings), _folders(settings), config_channels.wrong(settings.alerts))
 
 
@@ -109,6 +109,13 @@ def _reserved(settings: Settings, name: str) -> Found:
             yield ("engines", name, "env", key), "set by the watchdog, expected another name"
         elif key == "CUDA_VISIBLE_DEVICES" and settings.engine(name).gpus:
             yield ("engines", name, "env", key), f"set from engines.{name}.gpus, expected only one of the two"
+
+
+def _share(settings: Settings, name: str) -> Found:
+    share = settings.engines[name].args.get("gpu-memory-utilization")
+    if isinstance(share, int | float) and not 0 < share <= 1:
+        what = f"is {share!r:.40}, expected a share of the card above 0, at most 1"
+        yield ("engines", name, "args", "gpu-memory-utilization"), what
 
 
 def _command(settings: Settings, name: str) -> Found:
@@ -186,7 +193,8 @@ def _unwritable(folder: Path) -> str:
 def doubts(settings: Settings) -> Found:
     """What can be meant, but seldom is."""
     for name in settings.engines:
-        yield from _doubtful_flags(settings, name)
+        yield from chain(_doubtful_flags(settings, name), _doubtful_model(settings, name))
+    yield from config_channels.doubtful(settings.alerts)
     yield from _doubtful_levels(settings)
     if settings.daemon.port and settings.daemon.host not in LOOPBACK:
         what = f'"{settings.daemon.host:.40}" lets everybody who can reach it read the page; only changes need the token'
@@ -210,6 +218,13 @@ def _doubtful_flags(settings: Settings, name: str) -> Found:
         )
     if (wanted := _cards_wanted(engine)) > len(engine.gpus) > 0:
         yield ("engines", name, "gpus"), f"names {len(engine.gpus)} cards, but its args spread it over {wanted}"
+
+
+def _doubtful_model(settings: Settings, name: str) -> Found:
+    """A folder may be mounted later, or exist only in a container that the command starts."""
+    model = settings.engines[name].model
+    if model and model.startswith(("/", "./", "../")) and not os.path.lexists(model):
+        yield ("engines", name, "model"), f'"{model:.200}" does not exist here: an engine that can\'t read it is held'
 
 
 def _cards_wanted(engine: Engine) -> int:
