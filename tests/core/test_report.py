@@ -89,7 +89,7 @@ def test_an_urgent_incident_is_degraded_and_a_warning_is_not(class_: str, health
     assert document["health"] == health
     (incident,) = document["incidents"]
     assert incident["class"] == class_ and incident["service"] == "primary" and incident["opened"] == WALL + 5
-    assert set(incident) == {"id", "service", "class", "urgency", "text", "opened"}
+    assert set(incident) == {"id", "service", "class", "urgency", "text", "text_zh", "waits_for", "opened"}
 
 
 def test_a_service_that_is_lowered_is_degraded_and_says_since_when_and_why() -> None:

@@ -32,6 +32,11 @@ def test_the_history_is_listed(site: Site) -> None:
     assert whole["title"]["en"] and whole["advice"][0].keys() == {"en", "zh"}
 
 
+def test_every_class_has_its_title_in_both_languages(site: Site) -> None:
+    titles = site.get("/api/v1/classes").json["classes"]
+    assert titles["engine_proc_died"] == {"en": "The engine process was ended from outside", "zh": "引擎进程被外部终止"}
+
+
 @pytest.mark.parametrize("limit", ["0", "-1", "1001", "x", "", "1e3", "9" * 30, "١"])
 def test_a_limit_that_is_none_is_refused(site: Site, limit: str) -> None:
     from urllib.parse import quote

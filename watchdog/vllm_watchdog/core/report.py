@@ -34,7 +34,7 @@ def report(world: World) -> dict[str, Any]:
         "kernel_log": {"unknown": world.kernel.why} if world.kernel else "read",
         "incidents": [
             {"id": i.id, "service": i.service, "class": i.class_, "urgency": i.urgency.value, "text": i.page or i.text,
-             "opened": round(i.wall_opened, 3)}
+             "text_zh": i.page_zh or i.page or i.text, "waits_for": i.paged_for, "opened": round(i.wall_opened, 3)}
             for i in world.incidents
         ],
         "symptoms": [

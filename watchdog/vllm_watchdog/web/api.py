@@ -15,14 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from aiohttp import web
 
-from vllm_watchdog.core.catalog import CATALOG
-from vllm_watchdog.web import metrics, openapi
+from vllm_watchdog.web import incident, metrics, openapi
 from vllm_watchdog.web.guard import BODY_BYTES, Refused, check_token
 from vllm_watchdog.web.stream import Hub
 
@@ -72,6 +71,7 @@ class Api:
             web.get("/", self._page), web.get("/static/{name}", self._static),
             web.get("/livez", self._livez), web.get("/readyz", self._readyz), web.get("/metrics", self._metrics),
             web.get(f"{v1}/openapi.json", self._openapi), web.get(f"{v1}/status", self._status),
+            web.get(f"{v1}/classes", self._classes),
             web.get(f"{v1}/incidents", self._incidents), web.get(f"{v1}/incidents/{{id}}", self._incident),
             web.get(f"{v1}/incidents/{{id}}/files", self._files),
             web.get(f"{v1}/incidents/{{id}}/files/{{name}}", self._file),
@@ -115,6 +115,9 @@ class Api:
     async def _status(self, _: web.Request) -> web.Response:
         return _json(self._sources.report())
 
+    async def _classes(self, _: web.Request) -> web.Response:
+        return _json({"classes": incident.classes()})
+
     async def _incidents(self, request: web.Request) -> web.Response:
         limit = _whole(request, "limit", 50, 1000)
         return _json({"incidents": await self._blocking(lambda: self._sources.incidents(limit))})
@@ -127,9 +130,7 @@ class Api:
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,200}", id_) or not (found := await self._blocking(
                 lambda: self._sources.incident(id_))):
             raise Refused(404, f"no incident {id_[:100]!r}; /api/v1/incidents lists them")
-        entry = CATALOG.get(found["class"])
-        words = {"title": asdict(entry.title), "advice": [asdict(each) for each in entry.advice]} if entry else {}
-        return found | {"title": None, "advice": []} | words
+        return incident.told(found)
 
     async def _files(self, request: web.Request) -> web.Response:
         check_token(request, self._token)

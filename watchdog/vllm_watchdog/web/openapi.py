@@ -23,6 +23,7 @@ def _list(items: Doc) -> Doc:
 
 INCIDENT_ROW = _object({"id": TEXT, "service": TEXT, "engine": TEXT, "class": TEXT, "urgency": TEXT, "wall_opened": NUMBER,
                         "wall_resolved": NULLABLE_NUMBER})
+WORDS: Doc = {"type": ["object", "null"], "properties": {"en": TEXT, "zh": TEXT}}
 SCHEMAS: dict[str, Doc] = {
     "Problem": _object({"type": TEXT, "title": TEXT, "status": WHOLE, "detail": TEXT}),
     "Answer": _object({"ok": {"const": True}, "text": TEXT}),
@@ -43,7 +44,9 @@ SCHEMAS: dict[str, Doc] = {
          "daemon": OBJECT}),
     "Incidents": _object({"incidents": _list(INCIDENT_ROW)}),
     "Incident": INCIDENT_ROW | {"properties": INCIDENT_ROW["properties"] | {
-        "incident": OBJECT, "title": {"type": ["object", "null"]}, "advice": _list(OBJECT)}},
+        "incident": OBJECT, "title": WORDS, "state": WORDS, "gap": WORDS, "advice": _list(OBJECT),
+        "actions": _list(OBJECT)}},
+    "Classes": _object({"classes": {"type": "object", "additionalProperties": WORDS}}),
     "Files": _object({"folder": TEXT, "files": _list(_object({"name": TEXT, "bytes": WHOLE}))}),
     "Samples": _object({"range": TEXT, "step_s": NUMBER, "series": {
         "type": "object", "description": "by subject (engine/NAME, gpu/INDEX): t in epoch seconds, and a column a figure",
@@ -102,8 +105,9 @@ def document() -> Doc:
                          (400, 503), (_query("engines", {"enum": ["0", "1"], "default": "0"}),)),
         f"{v1}/openapi.json": _get("This document", {"description": "OpenAPI 3.1", "content": {"application/json": {}}}),
         f"{v1}/status": _get("Engines, services, cards, open incidents, alert channels", _of("Status", "the newest report")),
+        f"{v1}/classes": _get("What the classes of failures are called, in English and Chinese", _of("Classes", "by class")),
         f"{v1}/incidents": _get("The history, newest first", _of("Incidents", "rows"), (400, 503), (limit,)),
-        f"{v1}/incidents/{{id}}": _get("One incident", _of("Incident", "with timeline and findings"), (404, 503), (id_,)),
+        f"{v1}/incidents/{{id}}": _get("One incident", _of("Incident", "also in words"), (404, 503), (id_,)),
         f"{v1}/incidents/{{id}}/files": _get("Its evidence", _of("Files", "names"), (401, 403, 404, 503), (id_,), True),
         f"{v1}/incidents/{{id}}/files/{{name}}": _get(
             "One file of its evidence", _plain("text/plain", "its last 4 MiB"), (401, 403, 404, 503), (id_, name), True),

@@ -63,13 +63,14 @@ async function show(id) {
   window.history.replaceState(null, "", `#incident=${encodeURIComponent(id)}`);
   const lasted = row.wall_resolved ? t("lasted", { s: span(row.wall_resolved - row.wall_opened) }) : t("still");
   $("incident").replaceChildren(...[
-    h("div", { class: "dialog-head" }, h("h2", { id: "incident-head", tabindex: -1 }, row.title?.[language] || plain(row.class)),
+    h("div", { class: "dialog-head" }, h("h2", { id: "incident-head", tabindex: -1 }, row.title?.[language] || named(row.class)),
       h("button", { class: "quiet", "data-close": "1" }, t("close"))),
     h("p", { class: "meta" }, h("span", { class: `badge ${row.urgency === "warning" ? "warn" : "bad"}` }, row.urgency), " ",
       dots(`${row.engine}#${whole.generation}`, t("opened", { when: clock(row.wall_opened, true) }), lasted)),
-    whole.page && h("p", { class: "page-text" }, whole.page),
+    row.state && h("p", { class: whole.page ? "page-text" : "state" }, row.state[language]), row.gap && h("p", { class: "state" }, row.gap[language]),
     h("h3", null, t("cause")), h("pre", { tabindex: 0 }, `${row.class}: ${whole.text}`),
-    row.advice.length && [h("h3", null, t("advice")), h("ul", null, row.advice.map((one) => h("li", null, one[language])))],
+    row.advice.length && [h("h3", null, t("advice")), h("ol", { class: "advice" }, row.advice.map((one) => h("li", null, one[language])))],
+    row.actions.length && [h("h3", null, t("deeds")), h("ol", { class: "timeline deeds" }, row.actions.map((one) => h("li", null, h("time", null, clock(one.at)), h("span", null, one[language]))))],
     h("h3", null, t("timeline")),
     h("ol", { class: "timeline" }, whole.timeline.map((entry) =>
       h("li", null, h("time", null, clock(entry.at + offset)), h("b", null, entry.what), h("span", null, entry.text)))),
@@ -201,6 +202,7 @@ function translate() {
 
 setTheme(localStorage.getItem("theme"));
 translate();
+fetch("api/v1/classes").then((answer) => answer.json()).then(({ classes }) => { state.classes = classes; draw(); }).catch(() => {});    // raw names do
 ranges(plots.range);
 contact();
 listen();

@@ -1,6 +1,6 @@
 "use strict";
 // The parts of the page.  Each report is drawn over the last one, so that focus and open parts stay where they are.
-const state = { report: null, seenAt: 0, incidents: [], token: sessionStorage.getItem("token") || "", rates: {}, said: [] };
+const state = { report: null, seenAt: 0, incidents: [], token: sessionStorage.getItem("token") || "", rates: {}, said: [], classes: {} };
 const $ = (id) => document.getElementById(id);
 
 // -- making and patching elements; text only ever becomes text
@@ -42,7 +42,7 @@ function fill(id, ...children) {
 
 const now = () => state.report.at + (performance.now() - state.seenAt) / 1000;      // by the daemon's clock
 const since = (at) => span(now() - at);
-const plain = (word) => word.replaceAll("_", " ");
+const named = (class_) => state.classes[class_]?.[language] || class_.replaceAll("_", " ");
 const dots = (...parts) => parts.flat().filter(Boolean).join(" · ");
 const TONES = { serving: "good", asleep: "calm", stopped: "calm", suspect: "warn", held: "bad", wedged: "bad" };
 const tone = (phase) => TONES[phase] || "busy";
@@ -98,33 +98,40 @@ function happened(report) {
   if (!latest && !newest) return answer(t("q_last"), "calm", t("nothing_ever"), t("up_since") + " " + since(report.daemon.started));
   const change = latest && `${t(`did_${latest.kind}`)} ${latest.leaving} → ${latest.to}, ${gapOf(latest)}`;
   if (!newest) return answer(t("q_last"), "calm", change, t("ago", { s: since(latest.at) }));
-  return answer(t("q_last"), newest.wall_resolved ? "calm" : "warn", `${newest.engine}: ${plain(newest.class)}`,
+  return answer(t("q_last"), newest.wall_resolved ? "calm" : "warn", `${newest.engine}: ${named(newest.class)}`,
     dots(t("ago", { s: since(newest.wall_opened) }), change));
 }
 
 function doing(report) {
-  const stuck = report.engines.find((engine) => ["held", "wedged"].includes(engine.phase));
   const busy = report.engines.find((engine) => tone(engine.phase) === "busy" || engine.phase === "suspect");
   const page = report.incidents.find((incident) => incident.urgency === "page");
   if (report.paused) return answer(t("q_doing"), "warn", t("paused"));
-  if (page || stuck) return answer(t("q_doing"), "bad", t("waits_human"), page ? page.text : `${stuck.name}: ${stuck.why}`);
+  const stuck = report.engines.filter((engine) => ["held", "wedged"].includes(engine.phase) || (page && engine.name === page.waits_for));
+  if (page || stuck.length) return answer(t("q_doing"), "bad", t("waits_human", { who: stuck.map((one) => one.name).join(", ") || page.service }), toType(page, stuck));
   if (!busy) return answer(t("q_doing"), "good", t("nothing_to_do"), t("watching"));
   const detail = busy.next_try ? t("next_try", { s: span(busy.next_try - now()) }) : progress(busy) || t("since", { s: since(busy.since) });
   return answer(t("q_doing"), "warn", t("working", { engine: busy.name, phase: t(`phase_${busy.phase}`) }), detail);
+}
+
+// A held engine starts by a restart; what else needs a human is told by its incident.
+function toType(page, stuck) {
+  const held = stuck.filter((engine) => engine.phase === "held").map((engine) => `llm-watchdog restart ${engine.name}`);
+  return held.length ? t("type_restart", { command: held.join("; ") }) : page ? t("type_read", { command: `llm-watchdog incidents ${page.id}` }) : stuck[0].why;
 }
 
 function room(report) {
   if (!Array.isArray(report.gpus) || !report.gpus.length) return answer(t("q_next"), "calm", t("no_gpu"), report.gpus.unknown);
   const left = (gpu) => (gpu.vram_warn ?? 1) * gpu.total_bytes - gpu.used_bytes;
   const near = [...report.gpus].sort((a, b) => left(a) - left(b))[0], over = left(near) < 0;
-  const raised = report.symptoms.map((symptom) => `${symptom.subject}: ${plain(symptom.class)}`).join(", ");
+  const raised = report.symptoms.map((symptom) => `${symptom.subject}: ${named(symptom.class)}`).join(", ");
   return answer(t("q_next"), raised || over ? "warn" : "good",
     `GPU ${near.index} ${t(over ? "over" : "headroom", { left: gib(Math.abs(left(near))) })}`, raised || t("none_near"));
 }
 
 const openIncident = (incident) =>
   h("article", { class: `open ${incident.urgency}`, "data-key": incident.id },
-    h("button", { class: "link", "data-incident": incident.id }, h("b", null, plain(incident.class)), h("span", null, incident.text)),
+    h("button", { class: "link", "data-incident": incident.id }, h("b", null, named(incident.class)),
+      h("span", null, language === "zh" ? incident.text_zh : incident.text)),
     h("small", null, dots(incident.service, incident.urgency, t("ago", { s: since(incident.opened) }))));
 
 // -- engines
@@ -158,7 +165,7 @@ function engineOf(engine) {
       figure("rss", tree ? size(tree.rss_bytes) : "–"), figure("cpu", tree ? tree.cpu.toFixed(1) : "–"),
       figure("kv", metrics.kv_usage == null ? "–" : percent(metrics.kv_usage)), figure("running", metrics.running),
       figure("waiting", metrics.waiting), figure("tokens", state.rates[engine.name]?.rate)),
-    engine.cause && h("p", { class: "why" }, h("b", null, plain(engine.cause)), ` ${engine.why}`));
+    engine.cause && h("p", { class: "why" }, h("b", null, named(engine.cause)), ` ${engine.why}`));
 }
 
 const figure = (word, value) => h("div", null, h("dt", null, t(word)), h("dd", null, String(value ?? "–")));
@@ -212,7 +219,7 @@ function pastIncidents() {
   if (!state.incidents.length) return fill("history", h("li", { class: "none" }, t("no_history")));
   return fill("history", state.incidents.slice(0, 40).map((row) =>
     h("li", { class: row.wall_resolved ? row.urgency : `${row.urgency} still`, "data-key": row.id },
-      h("button", { class: "link", "data-incident": row.id }, h("b", null, plain(row.class)), h("span", null, row.engine)),
+      h("button", { class: "link", "data-incident": row.id }, h("b", null, named(row.class)), h("span", null, row.engine)),
       h("small", null, dots(clock(row.wall_opened, true), row.wall_resolved ? t("lasted", { s: span(row.wall_resolved - row.wall_opened) }) : t("still"))))));
 }
 
