@@ -12,8 +12,9 @@ def judged(text: str) -> Verdict:
     return with_the_end(classify(text.splitlines()), text, len(text.splitlines()))
 
 
-def test_the_last_lines_are_kept_without_blanks_colours_prefixes_and_secrets() -> None:
-    text = "\n".join(["(APIServer pid=7) old", *"abc", "\x1b[31mno  more\x1b[0m", "", "--api-key sk-abcdefgh", "  \n"])
+def test_the_last_lines_are_kept_without_blanks_colours_prefixes_secrets_and_ours() -> None:
+    ours = "# llm-watchdog: primary#1 starts at noon"
+    text = "\n".join(["(APIServer pid=7) old", *"abc", ours, "\x1b[31mno  more\x1b[0m", "", "--api-key sk-abcdefgh", "  \n"])
     assert last_words(text) == ("a", "b", "c", "no more", "--api-key ***")
     assert len(last_words("x\n" * 100)) == KEPT and last_words("") == ()
 

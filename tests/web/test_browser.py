@@ -102,6 +102,9 @@ def test_an_incident_opens_by_keyboard_and_shows_its_evidence_with_the_token(hos
     page.focus("#history button")
     press(page, "Enter")
     page.wait_for_selector("#incident[open] .timeline li")
+    head = page.inner_text("#incident-head")
+    assert "_" not in head and head == page.inner_text("#history button b")
+    assert page.locator("#incident .deeds li").count() >= 1 and page.locator("#incident .state").count() >= 1
     assert row["id"] in page.url and page.evaluate("document.activeElement.id") == "incident-head"
     page.focus("[data-files]")
     press(page, "Enter")

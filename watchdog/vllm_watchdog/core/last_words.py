@@ -15,6 +15,7 @@ from vllm_watchdog.core.records import Kind, parse
 from vllm_watchdog.core.signatures import Phase
 
 KEPT = 5                # lines
+OURS = "# llm-watchdog: "      # the watchdog's own line above each generation
 TAIL_BYTES = 8192       # of a log, in which they are looked for
 
 _CRASHED = re.compile(
@@ -29,9 +30,9 @@ _NEVER_RAN = re.compile(
 
 
 def last_words(text: str) -> tuple[str, ...]:
-    """The last lines that are not blank."""
+    """The last lines that are not blank, nor ours."""
     lines = (record.message for line in text.splitlines() if line.strip() for record in parse(line))
-    return tuple(clip(" ".join(line.split())) for line in lines if line.strip())[-KEPT:]
+    return tuple(clip(" ".join(line.split())) for line in lines if line.strip() and not line.startswith(OURS))[-KEPT:]
 
 
 def with_the_end(verdict: Verdict, text: str, lines: int) -> Verdict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from vllm_watchdog.core import story
+from vllm_watchdog.core import lessons, story
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.incidents import Incident
 from vllm_watchdog.core.schema import CODEC
@@ -35,7 +35,7 @@ def told(row: Doc) -> Doc:
         "title": _both(story.title(incident)),
         "state": _both(story.state(incident)),
         "gap": _both(story.gap(incident)),
-        "advice": [_both(each) for each in story.advice(incident)],
+        "advice": [_both(each) for each in lessons.advice(incident)],
         "actions": [{"at": story.wall(incident, step.at)} | asdict(step.text) for step in story.actions(incident)],
     }
 

@@ -69,12 +69,12 @@ async function show(id) {
       dots(`${row.engine}#${whole.generation}`, t("opened", { when: clock(row.wall_opened, true) }), lasted)),
     row.state && h("p", { class: whole.page ? "page-text" : "state" }, row.state[language]), row.gap && h("p", { class: "state" }, row.gap[language]),
     h("h3", null, t("cause")), h("pre", { tabindex: 0 }, `${row.class}: ${whole.text}`),
+    whole.findings.length && [h("h3", null, t("proof")), h("pre", { tabindex: 0 }, whole.findings.map((finding) => finding.text).join("\n"))],
     row.advice.length && [h("h3", null, t("advice")), h("ol", { class: "advice" }, row.advice.map((one) => h("li", null, one[language])))],
     row.actions.length && [h("h3", null, t("deeds")), h("ol", { class: "timeline deeds" }, row.actions.map((one) => h("li", null, h("time", null, clock(one.at)), h("span", null, one[language]))))],
     h("h3", null, t("timeline")),
     h("ol", { class: "timeline" }, whole.timeline.map((entry) =>
       h("li", null, h("time", null, clock(entry.at + offset)), h("b", null, entry.what), h("span", null, entry.text)))),
-    whole.findings.length && [h("h3", null, t("proof")), h("pre", { tabindex: 0 }, whole.findings.map((finding) => finding.text).join("\n"))],
     h("h3", null, t("evidence")),
     h("div", { id: "files" }, h("p", { class: "folder" }, `${state.report.daemon.log_dir}/incidents/${row.id}`),
       operable(h("button", { class: "quiet", "data-files": row.id, "data-act-name": "files" }, t("show_files")))),
