@@ -139,6 +139,8 @@ CASES: dict[str, tuple[Case, tuple[str, ...], tuple[str, ...]]] = {
     "a value out of range": (of("bad_args", {"field": "gpu_memory_utilization", "value": "80.0",
                                              "problem": "Input should be less than or equal to 1"}),
                              (r"Set gpu-memory-utilization otherwise: Input should be .* 1 \(it is 80.0\)",), ("doctor",)),
+    "two values out of range": (of("bad_args", {"field": "a", "problem": "B", "also": "c: D"}),
+                                ("Set a otherwise: B.", "Also wrong: c: D."), ()),
     "settings that do not go together": (of("bad_args", {"problem": "A needs B."}), ("says what it lacks: A needs B.",), ()),
     "a removed module": (log("bad_args__module_removed_033"), ("vllm.entrypoints.api_server is gone from vLLM: .*vllm serve",), ()),
     "longer than the model": (log("real__max_model_len_over_config_0.32_cpu"), ("--max-model-len 131072 or less.*300000",), ()),

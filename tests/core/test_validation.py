@@ -3,24 +3,23 @@ from __future__ import annotations
 import pytest
 
 from vllm_watchdog.core.records import parse
-from vllm_watchdog.core.validation import LINES, Complaint, Whole, begun, heard
+from vllm_watchdog.core.validation import ERRORS, Complaint, begun, heard, lines_after
 from vllm_watchdog.core.verdict import Reader, Stream, classify
 
 HEAD = "pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig"
 WRONG = "  Input should be less than or equal to 1 [type=less_than_equal, input_value={}, input_type=float]"
 
 
-def fold(*lines: str) -> Complaint | Whole | None:
-    said: Complaint | Whole | None = begun(parse(lines[0])[0], 1)
+def fold(*lines: str) -> Complaint | None:
+    said = begun(parse(lines[0])[0], 1)
     for number, line in enumerate(lines[1:], 2):
-        if isinstance(said, Complaint):
-            said = heard(said, parse(line)[0], number)
+        said = said and heard(said, parse(line)[0], number)
     return said
 
 
 def whole(*lines: str) -> tuple[str, dict[str, object]]:
     said = fold(*lines)
-    assert isinstance(said, Whole)
+    assert said is not None and said.told
     return said.text, dict(said.details)
 
 
@@ -46,14 +45,29 @@ def test_a_secret_or_a_long_value_is_not_told(field: str, value: str) -> None:
 
 def test_lines_of_another_process_lie_between_but_not_too_many() -> None:
     other = "(Worker pid=3) something else"
-    assert isinstance(fold(HEAD, other, "block_size", WRONG.format("0")), Whole)
-    assert fold(HEAD, *[other] * LINES, "block_size") is None
+    assert whole(HEAD, other, "block_size", WRONG.format("0"))[1]["field"] == "block_size"
+    assert fold(HEAD, *[other] * lines_after(HEAD), "block_size") is None
 
 
 @pytest.mark.parametrize("line", ["what is this, a sentence?", "second_field\nthird"])
 def test_what_is_neither_field_nor_message_ends_it(line: str) -> None:
     assert fold(HEAD, line) is None
     assert fold(HEAD, "one_field", "another_field") is None
+
+
+def test_several_errors_are_told_the_first_one_first() -> None:
+    head, pointer = HEAD.replace("1 validation error", "2 validation errors"), "    For further information visit https://x"
+    zero = WRONG.format("0")
+    text, facts = whole(head, "max_num_batched_tokens", zero, pointer, "max_num_seqs", zero, pointer)
+    wrong = "Input should be less than or equal to 1 (it is 0)"
+    assert text == f"{head}: max_num_batched_tokens: {wrong}; max_num_seqs: {wrong}"
+    assert (facts["field"], facts["value"], facts["also"]) == ("max_num_batched_tokens", "0", f"max_num_seqs: {wrong}")
+    assert fold(head, "a", WRONG.format("0"), WRONG.format("0")) is None
+
+
+def test_the_lines_of_a_headline_are_bounded() -> None:
+    assert [lines_after(HEAD.replace("1 val", f"{n} val")) for n in (1, 2, 9999)] == [4, 7, 3 * ERRORS + 1]
+    assert lines_after("nothing") == 0
 
 
 def test_another_line_is_no_headline() -> None:

@@ -132,7 +132,8 @@ def _value(case: Case) -> Lines:
         return ()
     if not flag:
         return () if case.fact("model_max_len") else (filled(r.WRONG_SETTINGS, problem=problem),)
-    return (filled(r.WRONG_VALUE if value else r.WRONG, flag=flag, problem=problem, value=value),)
+    too = (filled(r.WRONG_TOO, also=also),) if (also := case.fact("also")) else ()
+    return (filled(r.WRONG_VALUE if value else r.WRONG, flag=flag, problem=problem, value=value), *too)
 
 
 def _flag(flag: str) -> Text:

@@ -132,6 +132,7 @@ UNKNOWN_FLAG = T("Take --{flag} out of args, or correct it: this vLLM has no suc
                  "去掉或更正 --{flag}：此 vLLM 没有该参数（vllm serve --help=all）。")
 WRONG_VALUE = T("Set {flag} otherwise: {problem} (it is {value}).", "更正 {flag}：{problem}（现为 {value}）。")
 WRONG = T("Set {flag} otherwise: {problem}.", "更正 {flag}：{problem}。")
+WRONG_TOO = T("Also wrong: {also}.", "另外：{also}。")
 WRONG_SETTINGS = T("Correct args, vLLM says what it lacks: {problem}.", "按 vLLM 的提示更正 args：{problem}。")
 DROP_MODULE = T("{module} is gone from vLLM: start it by `vllm serve MODEL` (command = [\"vllm\", \"serve\"]).",
                 "vLLM 已移除 {module}：用 vllm serve MODEL 启动（command = [\"vllm\", \"serve\"]）。")

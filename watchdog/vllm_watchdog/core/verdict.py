@@ -96,11 +96,12 @@ class Reader:
 
     def _hear(self, record: Record) -> Finding | None:
         """A validation error is told over several lines: the finding of its headline, once it is whole."""
-        complaint = self._complaint
-        said = validation.heard(complaint, record, self._line) if complaint else None
-        whole = said if isinstance(said, validation.Whole) else None
-        self._complaint = validation.begun(record, self._line) or (None if isinstance(said, validation.Whole) else said)
-        return self._incident.complete("bad_args", whole.line, clip(whole.text), whole.details) if whole else None
+        before = self._complaint
+        said = validation.heard(before, record, self._line) if before else None
+        self._complaint = validation.begun(record, self._line) or said
+        if before is None or said is None or said.told == before.told:
+            return None
+        return self._incident.complete("bad_args", said.line, clip(said.text), said.details)
 
     def _judge(self, row: Row, record: Record) -> Finding | None:
         """What the context leaves of a matching line."""

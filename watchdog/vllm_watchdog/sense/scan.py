@@ -21,7 +21,7 @@ from vllm_watchdog.core.kernel import KERNEL_NEEDLES
 from vllm_watchdog.core.markers import IDLE_STATS_NEEDLES, MARKER_NEEDLES, STATS_NEEDLE, stats_of
 from vllm_watchdog.core.records import LINE_LIMIT, Kind, parse
 from vllm_watchdog.core.signatures import ROWS
-from vllm_watchdog.core.validation import HEADLINE, LINES
+from vllm_watchdog.core.validation import HEADLINE, lines_after
 
 LINE_BYTES = 4 * LINE_LIMIT     # UTF-8 needs at most four bytes a character
 BLOCK_BYTES = 256 * 1024  # best of 16 KiB to 1 MiB: 318, 396, 435, 416 MB/s at 16, 64, 256, 1,024 KiB
@@ -137,7 +137,7 @@ class Scanner:
             self._more = self._after(whole[start:end])
 
     def _after(self, line: bytes) -> int:
-        return LINES if _HEADLINE in line else max(0, self._more - 1)
+        return (lines_after(_text(line)) if _HEADLINE in line else 0) or max(0, self._more - 1)
 
     def _ambient(self, whole: bytes, start: int, end: int) -> list[tuple[int, int]]:
         """The first access line and the first line of flowing tokens since the last candidate."""
