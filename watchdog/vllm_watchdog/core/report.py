@@ -34,7 +34,8 @@ def report(world: World) -> dict[str, Any]:
         "kernel_log": {"unknown": world.kernel.why} if world.kernel else "read",
         "incidents": [
             {"id": i.id, "service": i.service, "class": i.class_, "urgency": i.urgency.value, "text": i.page or i.text,
-             "text_zh": i.page_zh or i.page or i.text, "waits_for": i.paged_for, "opened": round(i.wall_opened, 3)}
+             "text_zh": "；".join(need.zh for need in i.needs) or i.text, "waits_for": [need.engine for need in i.needs],
+             "opened": round(i.wall_opened, 3)}
             for i in world.incidents
         ],
         "symptoms": [

@@ -67,7 +67,7 @@ async function show(id) {
       h("button", { class: "quiet", "data-close": "1" }, t("close"))),
     h("p", { class: "meta" }, h("span", { class: `badge ${row.urgency === "warning" ? "warn" : "bad"}` }, row.urgency), " ",
       dots(`${row.engine}#${whole.generation}`, t("opened", { when: clock(row.wall_opened, true) }), lasted)),
-    row.state && h("p", { class: whole.page ? "page-text" : "state" }, row.state[language]), row.gap && h("p", { class: "state" }, row.gap[language]),
+    row.state && h("p", { class: whole.needs?.length ? "page-text" : "state" }, row.state[language]), row.gap && h("p", { class: "state" }, row.gap[language]),
     h("h3", null, t("cause")), h("pre", { tabindex: 0 }, `${row.class}: ${whole.text}`),
     whole.findings.length && [h("h3", null, t("proof")), h("pre", { tabindex: 0 }, whole.findings.map((finding) => finding.text).join("\n"))],
     row.advice.length && [h("h3", null, t("advice")), h("ol", { class: "advice" }, row.advice.map((one) => h("li", null, one[language])))],

@@ -106,7 +106,7 @@ function doing(report) {
   const busy = report.engines.find((engine) => tone(engine.phase) === "busy" || engine.phase === "suspect");
   const page = report.incidents.find((incident) => incident.urgency === "page");
   if (report.paused) return answer(t("q_doing"), "warn", t("paused"));
-  const stuck = report.engines.filter((engine) => ["held", "wedged"].includes(engine.phase) || (page && engine.name === page.waits_for));
+  const stuck = report.engines.filter((engine) => ["held", "wedged"].includes(engine.phase) || page?.waits_for.includes(engine.name));
   if (page || stuck.length) return answer(t("q_doing"), "bad", t("waits_human", { who: stuck.map((one) => one.name).join(", ") || page.service }), toType(page, stuck));
   if (!busy) return answer(t("q_doing"), "good", t("nothing_to_do"), t("watching"));
   const detail = busy.next_try ? t("next_try", { s: span(busy.next_try - now()) }) : progress(busy) || t("since", { s: since(busy.since) });
