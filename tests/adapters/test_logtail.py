@@ -227,7 +227,9 @@ def test_what_follows_our_own_stop_is_no_symptom(desk: Desk) -> None:
 
 def test_what_it_wrote_before_we_asked_it_to_stop_is_told(desk: Desk) -> None:
     tail = desk.follow()
-    desk.write(READY, DEATH)
+    desk.write(READY)
+    until(lambda: tail._file.offset == desk.path.stat().st_size)
+    desk.write(DEATH)
     tail.asked_to_stop(ONE)
     assert desk.rest(tail) == ["engine_dead_v1"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -44,7 +45,7 @@ def inside():
     process("worker", "VLLM::Worker_TP0")
     process("fork", "")
 
-process("tracker", "")
+process("tracker", "", lambda: proctitle.comm("tracker"))
 process("core", "VLLM::EngineCore", inside)
 time.sleep(60)
 """
@@ -100,6 +101,11 @@ def row(pid: int) -> Process:
     return Process(pid, psutil.Process(pid).name(), 0, None, None, 1, None)
 
 
+def alive(pid: int) -> bool:
+    stat = proc.read_stat(pid)
+    return stat is not None and stat.alive
+
+
 def until(true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
     while not true():
@@ -144,7 +150,8 @@ def test_what_ends_after_we_asked_it_to_stop_is_no_news(tree: Tree) -> None:
     assert isinstance(tree.next(), Exited)
 
 
-def test_a_kill_of_ours_tells_only_the_end(tree: Tree) -> None:
+def test_a_kill_of_ours_tells_only_the_end(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_watchdog.act.hands.TOGETHER_S", 0)
     tree.watch()
     tree.hands.do(Kill(ONE))
     assert [type(tree.next()), type(tree.next())] == [Exited, Emptied]
@@ -191,6 +198,15 @@ def test_a_strangers_process_under_a_known_number_is_not_held(tree: Tree) -> Non
     assert held.fds == ()
 
 
+def test_what_is_dead_already_is_not_held() -> None:
+    code = "from vllm_watchdog.sim import proctitle; proctitle.comm('VLLM::EngineCore')"
+    with subprocess.Popen([sys.executable, "-c", code]) as child:
+        until(lambda: not alive(child.pid))     # a zombie, with the title it had
+        held = Members()
+        held.learn(frozenset({(child.pid, CORE)}), os.getsid(0))
+        assert held.fds == ()
+
+
 def test_a_process_that_gets_its_title_late_is_held_then(tree: Tree) -> None:
     held, worker = Members(), tree.pids()["worker"]
     held.learn(frozenset({(tree.pids()["fork"], CORE)}), tree.leader)
@@ -200,7 +216,7 @@ def test_a_process_that_gets_its_title_late_is_held_then(tree: Tree) -> None:
     held.learn(frozenset({(worker, "VLLM::Worker")}), tree.leader)
     assert len(held.fds) == 1, "held once"
     tree.end("worker")
-    until(lambda: proc.identify(worker) is None)
+    until(lambda: not alive(worker))
     assert held.died(set(held.fds)) == ((worker, WORKER),)
     held.learn(frozenset({(worker, WORKER)}), tree.leader)
     assert held.fds == (), "a sample from before its death"
