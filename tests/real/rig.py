@@ -116,12 +116,13 @@ class RealWatchdog(Watchdog):
     # -- the journal's times
 
     def since(self, wall: float, name: str, **fields: str) -> float:
-        """Seconds from `wall` to the first line after it that says this."""
-        for line in self.said(name):
-            at = datetime.fromisoformat(line["wall"]).timestamp()
-            if at >= wall and all(line.get(key) == value for key, value in fields.items()):
-                return at - wall
-        raise AssertionError(f"nothing after {wall} says {name} {fields}\n{self.tail()}")
+        """Seconds from `wall` to the first line after it that says this; the journal may be a moment late."""
+        def found() -> list[float]:
+            ats = ((datetime.fromisoformat(line["wall"]).timestamp(), line) for line in self.said(name))
+            return [at - wall for at, line in ats
+                    if at >= wall and all(line.get(key) == value for key, value in fields.items())]
+
+        return self.until(found, f"nothing after {wall} says {name} {fields}")[0]
 
     def events(self, kind: str, name: str, began: float, ended: float) -> Iterator[tuple[float, Doc]]:
         """What the daemon's sensors told of one engine between two moments."""

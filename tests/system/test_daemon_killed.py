@@ -37,7 +37,8 @@ def test_a_running_engine_is_adopted_and_never_restarted(make: Make) -> None:
     for name, before in first.items():
         doc = watchdog.serving(name)
         assert (doc["pid"], doc["generation"]) == (before["pid"], before["generation"])
-    assert [line["then"] for line in watchdog.said("engine.adopted")] == ["kept", "kept"]
+    told = watchdog.until(lambda: len(found := watchdog.said("engine.adopted")) == 2 and found, "not told")
+    assert [line["then"] for line in told] == ["kept", "kept"]
     watchdog.fault("one", "oom")
     assert watchdog.serving("one", after=1)["pid"] != first["one"]["pid"], "an adopted engine is watched like any other"
     assert watchdog.until(lambda: watchdog.incident("one"), "no incident")["class"] == "oom_runtime"
