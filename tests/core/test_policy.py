@@ -246,6 +246,11 @@ def serves_after(state: State) -> bool:
     return state.phase is P.SERVING
 
 
+def test_a_planned_restart_asks_the_engine_to_leave() -> None:
+    state, actions = step(State(P.SERVING, wanted=True), Event(10, S.RENEW), QUICK)
+    assert (state.phase, actions) == (P.STOPPING, (Do.TERM,))
+
+
 def test_a_planned_restart_is_neither_charged_nor_forgives() -> None:
     state = State(P.SERVING, wanted=True, failures=(1.0,))
     for event in (Event(10, S.RENEW), Event(11, S.EXIT), Event(12, S.EMPTY), Event(13, S.SETTLED)):
