@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 from vllm_watchdog.gateway import errors
+from vllm_watchdog.gateway.ask import ask_of
 from vllm_watchdog.gateway.deaths import Deaths
 from vllm_watchdog.gateway.downstream import Downstream
 from vllm_watchdog.gateway.heads import RequestHead
@@ -21,6 +22,7 @@ from vllm_watchdog.gateway.quarantine import Quarantine
 from vllm_watchdog.gateway.relay import Exchange, Phase
 from vllm_watchdog.gateway.report import Casualty, Metrics
 from vllm_watchdog.gateway.routes import Kind, Route, Service, Target, kind_of, model_of
+from vllm_watchdog.gateway.sizing import Sizing
 from vllm_watchdog.gateway_plan import GatewayPlan
 from vllm_watchdog.say import Say
 
@@ -39,6 +41,7 @@ class Dispatcher:
         self.plan, self.loop, self.say, self.now = plan, loop, say, loop.time
         self.metrics = Metrics()
         self.quarantine = Quarantine(plan.suspect_tokens, plan.refuse_s)
+        self.sizing = Sizing(self)
         self.deaths = Deaths(self, self.quarantine, report)
         self.own = own(self)
         self.route = Route()
@@ -114,7 +117,14 @@ class Dispatcher:
         if self._quarantined(exchange):
             exchange.refuse(errors.QUARANTINED)
             return
+        if exchange.kind is Kind.GENERATION and exchange.ask is None:
+            exchange.ask = ask_of(exchange.head, exchange.body or b"")
         line = exchange.line = self._line(exchange)
+        if not self.sizing.begun(exchange, line.service):
+            self._place(exchange, line)
+
+    def _place(self, exchange: Exchange, line: Line) -> None:
+        """As much is known of it as matters: it goes to the engine, or waits."""
         station = line.open
         in_turn = exchange.kind is not Kind.GENERATION or not line.hold.waiting
         if station is not None and in_turn and (exchange.kind is not Kind.GENERATION or line.has_room(station)):
@@ -132,7 +142,8 @@ class Dispatcher:
     def _line(self, exchange: Exchange) -> Line:
         if len(self.lines) == 1:        # of a service, or of nobody
             return next(iter(self.lines.values()))
-        return self._line_of(self.route.pick(model_of(exchange.body) if exchange.body else None) or NOBODY)
+        model = exchange.ask.model if exchange.ask is not None else model_of(exchange.body or b"")
+        return self._line_of(self.route.pick(model) or NOBODY)
 
     def _line_of(self, service: Service) -> Line:
         line = self.lines.get(service.name)

@@ -194,6 +194,15 @@ def encode_request(head: RequestHead, body: bytes | None) -> bytes:
     return head.onward + (b"Transfer-Encoding: chunked\r\n\r\n" if head.chunked else b"\r\n")
 
 
+def header(head: RequestHead, name: bytes) -> bytes | None:
+    """The first value of one that goes to the engine.  `name`: in lower case."""
+    for line in head.onward.split(b"\r\n")[1:]:
+        key, _, value = line.partition(b":")
+        if key.lower() == name:
+            return value.strip()
+    return None
+
+
 @lru_cache(CACHED)
 def parse_response(raw: bytes) -> ResponseHead:
     """Under load an engine's heads differ by the second at most.  Raises BadHeadError."""

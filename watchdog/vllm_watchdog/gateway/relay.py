@@ -1,8 +1,8 @@
 """One request's way: from the client to an engine, perhaps to a second one, and exactly one response back.
 
-    READING ─> WAITING ─> SENT ─> BEGUN ─> DONE        DOUBTED: the engine gave no answer, or an error that may be its last;
-                 ^          │                          what it said is kept back until it is known whether it died
-                 └─ DOUBTED ┘
+    READING ─> SIZING ─> WAITING ─> SENT ─> BEGUN ─> DONE   DOUBTED: the engine gave no answer, or an error that may be its
+                            ^          │                    last; what it said is kept back until it is known whether it died
+                            └─ DOUBTED ┘                    SIZING: its tokens are being counted, where that decides anything
 
 A response has begun when its first body byte went to the client; until then its head is kept back too, because vLLM sends
 the head of a stream before it has read the prompt.  Waits at most `patience_s`, for that verdict; the client's leaving
@@ -12,11 +12,13 @@ ends it in any phase.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from enum import StrEnum, auto
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_watchdog.gateway import errors
+from vllm_watchdog.gateway.ask import Ask
 from vllm_watchdog.gateway.heads import SWITCHING, RequestHead, ResponseHead, encode_request
 from vllm_watchdog.gateway.last_words import Answer, hung_up_s, of_status_s, patience_s
 from vllm_watchdog.gateway.reply import Reply
@@ -33,6 +35,7 @@ resend_limit = 1    # to an engine that lives but hung up
 
 class Phase(StrEnum):
     READING = auto()
+    SIZING = auto()
     WAITING = auto()
     SENT = auto()
     DOUBTED = auto()
@@ -42,10 +45,10 @@ class Phase(StrEnum):
 
 class Exchange:
     """`body` None: it is streamed, or no longer needed.  `gap_at`: since when it has waited for an engine.
-    `reached`: the engine may have seen it, so it may be why the engine died."""
+    `ask`: a generation's.  `reached`: the engine may have seen it, so it may be why the engine died."""
 
-    __slots__ = ("_answer", "_digest", "_gate", "_reply", "_resent", "_task", "_timer", "_upstream", "alone", "at", "body",
-                 "deaths", "down", "gap_at", "head", "id", "kind", "line", "phase", "reached", "size", "station")
+    __slots__ = ("_answer", "_digest", "_gate", "_reply", "_resent", "_task", "_timer", "_upstream", "alone", "ask", "at",
+                 "body", "deaths", "down", "gap_at", "head", "id", "kind", "line", "phase", "reached", "size", "station")
 
     def __init__(self, gate: Dispatcher, down: Downstream, head: RequestHead, kind: Kind, id_: int) -> None:
         self._gate, self.down, self.head, self.kind, self.id = gate, down, head, kind, id_
@@ -58,6 +61,7 @@ class Exchange:
         self.gap_at: float | None = None
         self.line: Line | None = None
         self.station: Station | None = None
+        self.ask: Ask | None = None
         self._digest = ""
         self._upstream: Upstream | None = None
         self._task: asyncio.Task[None] | None = None
@@ -89,6 +93,15 @@ class Exchange:
         """Its body is passed on as it comes."""
         self.size = self.head.length or 0
         self._gate.submit(self)
+
+    def size_up(self, work: Coroutine[Any, Any, None]) -> None:
+        """Its tokens are counted before it goes anywhere; the client's leaving ends that."""
+        self.phase = Phase.SIZING
+        self._task = self._gate.spawn(work)
+
+    def sized(self) -> None:
+        """The work is done, and submits it again."""
+        self._task = None
 
     def send(self, station: Station) -> None:
         self.station, self.phase = station, Phase.SENT
