@@ -43,9 +43,10 @@ from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import Failback, FailoverPlan, Limits, Plan, Planned, Standby, Thresholds
 from vllm_watchdog.core.units import DAY_S, GIB, MIB
 from vllm_watchdog.gateway_plan import GatewayPlan
+from vllm_watchdog.prompt_plan import Over, PromptPlan
 
 GATE = GatewayPlan(host="", port=0, control=Path(), route_file=Path())
-LIMITS, LEVELS, FAILOVER, PLAN = Limits(), Thresholds(), FailoverPlan(), Plan()
+LIMITS, LEVELS, FAILOVER, PLAN, PROMPT = Limits(), Thresholds(), FailoverPlan(), Plan(), PromptPlan()
 
 
 class Daemon(Section):
@@ -90,6 +91,10 @@ class Engine(Section):
     load_idle_s: Seconds = LIMITS.load_idle_s
     stop_timeout_s: Seconds = LIMITS.stop_s
     memory_max_gib: Gib | None = None
+    prompt_limit: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 30)] | Literal["auto"] = "auto"
+    over_limit: Over = PROMPT.over
+    media_tokens: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 20)] = PROMPT.media_tokens
+    vram_share: Share | None = PROMPT.vram_share
 
 
 class Levels(Section):

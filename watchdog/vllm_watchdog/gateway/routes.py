@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import Any, TypeVar
 
+from vllm_watchdog.prompt_plan import PromptPlan, PromptPlanError, heard
+
 PARSE_LIMIT = 4 << 20       # of a body that has to be parsed for its model; a few milliseconds a megabyte
 MODEL = re.compile(rb'"model"\s*:\s*"((?:[^"\\]|\\.){0,512})"')
 
@@ -70,6 +72,7 @@ class Service:
     max_concurrent: int | None = None
     why: str = ""
     planned: bool = False
+    prompt: PromptPlan = PromptPlan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,15 @@ def _service(where: str, value: object) -> Service:
         max(1, _typed(limit, f"{where}.max_concurrent", int)) if limit is not None else None,
         _typed(service.get("why") or "", f"{where}.why", str),
         service.get("planned") is True,
+        _prompt(f"{where}.prompt", service.get("prompt") or {}),
     )
+
+
+def _prompt(where: str, value: object) -> PromptPlan:
+    try:
+        return heard(_typed(value, where, dict))
+    except PromptPlanError as error:
+        raise RouteError(f"{where}.{error}") from None
 
 
 def _target(where: str, value: object) -> Target:
