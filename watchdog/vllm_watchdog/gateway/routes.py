@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import Any, TypeVar
 
+from vllm_watchdog.gateway_rules import Rule, WhenDown
 from vllm_watchdog.prompt_plan import PromptPlan, PromptPlanError, heard
 
 PARSE_LIMIT = 4 << 20       # of a body that has to be parsed for its model; a few milliseconds a megabyte
@@ -81,6 +82,11 @@ class Route:
 
     version: int = 0
     services: tuple[Service, ...] = ()
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def models(self) -> frozenset[str]:
+        return frozenset(model for service in self.services for model in service.models)
 
     def service(self, name: str) -> Service | None:
         return next((service for service in self.services if service.name == name), None)
@@ -124,7 +130,23 @@ def parse_route(document: object) -> Route:
     names = [_service(f"services[{index}]", each) for index, each in enumerate(services)]
     if len({service.name for service in names}) != len(names):
         raise RouteError("services: expected different names")
-    return Route(_typed(whole.get("version"), "version", int), tuple(names))
+    rules = tuple(_rule(f"rules[{index}]", each) for index, each in enumerate(_typed(whole.get("rules", []), "rules", list)))
+    return Route(_typed(whole.get("version"), "version", int), tuple(names), rules)
+
+
+def _rule(where: str, value: object) -> Rule:
+    rule = _typed(value, where, dict)
+    most = rule.get("tokens_max")
+    texts = {key: _typed(rule[key], f"{where}.{key}", str) for key in ("model", "path", "header", "key") if key in rule}
+    try:
+        when_down = WhenDown(rule.get("when_down", ""))
+    except ValueError:
+        raise RouteError(f"{where}.when_down: expected one of {', '.join(WhenDown)}") from None
+    return Rule(
+        _typed(rule.get("service"), f"{where}.service", str), when_down,
+        _typed(rule.get("tokens_min", 0), f"{where}.tokens_min", int),
+        None if most is None else _typed(most, f"{where}.tokens_max", int), **texts,
+    )
 
 
 def _service(where: str, value: object) -> Service:
