@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
+from vllm_watchdog import config_sections
 from vllm_watchdog.config import Settings
 from vllm_watchdog.config_levels import SLEEPER as SLEEPER_SHARE
 from vllm_watchdog.config_levels import card_shares, levels, share_of
@@ -24,6 +25,7 @@ from vllm_watchdog.config_sources import from_credentials
 from vllm_watchdog.core import plan as plan_module
 from vllm_watchdog.core.codec import Codec, encode
 from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Standby, Thresholds
+from vllm_watchdog.gateway_rules import Rule, WhenDown, key_of
 from vllm_watchdog.launch import Launch, command_line, environment, holds_password, masked, masked_env, unknown_flags
 
 ROOT = Path(__file__).parents[2]
@@ -167,6 +169,9 @@ def test_a_profile_tells_how_an_engine_is_set_and_nothing_secret() -> None:
 
 # -- the example
 
+TABLES = {"channels", "templates", "keys", "rules"}     # of tables, each with one of its own
+
+
 def uncommented(text: str) -> str:
     return "\n".join(line[1:] if line[:1] == "#" and line[1:2] not in ("", " ") else line for line in text.splitlines())
 
@@ -196,10 +201,10 @@ def test_the_example_names_every_key() -> None:
     for section in Settings.model_fields:
         assert any(table.split(".")[0] == section for table in tables), section
         named |= {"args", "env"} if section == "engines" else set()
-        missing = set(keys_at(Settings, (section,))) - named - {"channels", "templates"}
+        missing = set(keys_at(Settings, (section,))) - named - TABLES
         assert not missing, section
-    for model in (Engine, Channel, Templates, Alerts):
-        assert not set(model.model_fields) - named - {"channels", "templates"}
+    for model in (Engine, Channel, Templates, Alerts, config_sections.Rule):
+        assert not set(model.model_fields) - named - TABLES
 
 
 # -- engines
@@ -490,6 +495,58 @@ def test_the_usual_file_is_found() -> None:
     assert list(load(None, {}).engines) == ["primary"]
 
 
+# -- the gateway's rules
+
+RULES = """
+[[gateway.rules]]
+engine = "primary"
+api_key = "batch"
+header = "X-Tier: b*"
+[[gateway.rules]]
+engine = "primary"
+prompt_tokens_min = 8000
+prompt_tokens_max = 9000
+model = "m"
+path = "/v1/*"
+when_down = "spill"
+[gateway.keys]
+batch = "sk-1"
+"""
+
+
+def test_rules_are_read_in_their_order_and_keys_become_hashes() -> None:
+    first, second = read(PRIMARY + RULES).rules()
+    assert first == Rule("primary", header="X-Tier: b*", key=key_of(b"sk-1"), key_name="batch")
+    assert second == Rule("primary", WhenDown.SPILL, 8000, 9000, "m", "/v1/*")
+    assert "sk-1" not in json.dumps(first.document())
+
+
+def test_rules_and_their_keys_come_from_the_environment_too() -> None:
+    given = json.dumps([{"engine": "primary", "api_key": "a"}, {"engine": "nobody"}])
+    assert problems(PRIMARY, LLM_WATCHDOG_GATEWAY__RULES=given, LLM_WATCHDOG_GATEWAY__KEYS__A="sk-1") == (
+        'environment: LLM_WATCHDOG_GATEWAY__RULES#2.engine: no engine is called "nobody", expected one of primary',)
+    (rule,) = read(PRIMARY, LLM_WATCHDOG_GATEWAY__RULES=json.dumps([{"engine": "primary", "api_key": "a"}]),
+                   LLM_WATCHDOG_GATEWAY__KEYS__A="sk-1").rules()
+    assert rule.key == key_of(b"sk-1")
+
+
+def test_every_rule_that_is_wrong_is_told_with_its_number() -> None:
+    text = "[gateway]\nrules = [{ engine = 'primary', path = 5 }, { engine = 'primary', model = '' }, { engin = 'a' }]"
+    assert [line.split(": ")[1] for line in problems(PRIMARY + text)] == [
+        "gateway.rules#1.path", "gateway.rules#2.model", "gateway.rules#3.engin", "gateway.rules#3.engine"]
+
+
+@pytest.mark.parametrize(("rules", "doubt"), [
+    ("{ engine = 'primary' }, { engine = 'primary', path = '/x' }",
+     "gateway.rules#2: is never reached: whatever it could get, rule 1 takes before it"),
+    ("{ engine = 'primary', prompt_tokens_min = 4096 }",
+     "gateway.rules#1.prompt_tokens_min: 4096 is more than primary takes: its max-model-len is 4096"),
+    ("{ engine = 'primary', model = 'n' }", 'gateway.rules#1.model: "n" is no model of primary, which serves m')])
+def test_doubtful_rules_are_told(rules: str, doubt: str) -> None:
+    settings = read(PRIMARY + f"args = {{ max-model-len = 4096 }}\n[gateway]\nrules = [{rules}]")
+    assert settings.warnings() == (doubt,)
+
+
 # -- what is refused
 
 @pytest.mark.parametrize(("text", "problem"), [
@@ -577,9 +634,35 @@ def test_the_usual_file_is_found() -> None:
      'engines.b.host: "0.0.0.0" would expose vLLM\'s developer endpoints, which sleep needs, expected 127.0.0.1'),
     (SPARE + "[engines.c]\ncommand = ['/bin/true']\nmodel = 'm'\nport = 8103\nstandby = 'hot'",
      "engines.c.standby: only a backup stands by, expected it beside backup_for"),
+    ("[gateway]\nrules = [{ engine = 'primry' }]",
+     'gateway.rules#1.engine: no engine is called "primry", expected perhaps "primary"'),
+    ("[gateway]\nrules = [{ engine = 'primary' }, { path = '/x' }]",
+     "gateway.rules#2.engine: missing, expected an engine, one of primary"),
+    (SPARE + "[gateway]\nrules = [{ engine = 'b' }]",
+     'gateway.rules#1.engine: is the backup of "primary", expected that: its backup comes with it'),
+    ("[gateway]\nrules = [{ engine = 'primary', prompt_tokens_min = 9, prompt_tokens_max = 8 }]",
+     "gateway.rules#1.prompt_tokens_max: 8 lies below prompt_tokens_min, expected at least 9"),
+    ("[gateway]\nrules = [{ engine = 'primary', prompt_tokens_min = '9' }]",
+     'gateway.rules#1.prompt_tokens_min: is "9", expected a whole number'),
+    ("[gateway]\nrules = [{ engine = 'primary', token_min = 9 }]",
+     'gateway.rules#1.token_min: unknown key, expected perhaps "prompt_tokens_min"'),
+    ("[gateway]\nrules = [{ engine = 'primary', when_down = 'fly' }]",
+     "gateway.rules#1.when_down: is \"fly\", expected 'wait', 'refuse' or 'spill'"),
+    ("[gateway]\nrules = [{ engine = 'primary', model = 'a*b' }]",
+     "gateway.rules#1.model: holds a * that is not its last character, expected a text, or the beginning of one and *"),
+    ("[gateway]\nrules = [{ engine = 'primary', header = 'no header' }]",
+     "gateway.rules#1.header: is no header, expected its name, or Name: value"),
+    ("[gateway]\nrules = [{ engine = 'primary', header = 'Authorization: Bearer sk-1' }]",
+     "gateway.rules#1.header: Authorization holds a secret, expected api_key with a name of gateway.keys"),
+    ("[gateway]\nrules = [{ engine = 'primary', api_key = 'bach' }]\nkeys = { batch = 'sk-1' }",
+     'gateway.rules#1.api_key: no key is called "bach", expected a name of gateway.keys, perhaps "batch"'),
+    ("[gateway]\nkeys = { a = 'sk-1', b = 'sk-1' }",
+     "gateway.keys.b: is the same as gateway.keys.a, expected each key once"),
+    ("[gateway]\nkeys = { a = 5 }", "gateway.keys.a: is a whole number, expected text"),
+    ("[gateway]\nrules = 'primary'", "gateway.rules: is text, expected a list"),
     (SPARE + "gpus = [0, 0]",
      "engines.b.gpus: names a card twice, expected each once"),
-    (SPARE + "gpus = [-1]", "engines.b.gpus.0: is -1, expected at least 0"),
+    (SPARE + "gpus = [-1]", "engines.b.gpus#1: is -1, expected at least 0"),
     (SPARE + "command = 'vllm serve'",
      "engines.b.command: is text, expected a list"),
     (SPARE + "command = []",

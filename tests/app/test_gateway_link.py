@@ -11,6 +11,8 @@ from tests.core.scenes import Scene, mark, plan
 from vllm_watchdog.app.gateway_link import GatewayLink, heard
 from vllm_watchdog.core import events as e
 from vllm_watchdog.core.readings import InFlight, Wait
+from vllm_watchdog.gateway.routes import parse_route
+from vllm_watchdog.gateway_rules import Rule
 from vllm_watchdog.launch import Launch
 
 REQUEST = {"id": 1, "bytes": 20, "age_s": 0.5, "begun": False, "hash": "ab", "tokens_estimated": 5, "verdict": "held"}
@@ -23,7 +25,7 @@ def test_a_route_is_told_and_saved_once() -> None:
     told: list[dict[str, Any]] = []
     saved: list[dict[str, Any]] = []
     launches = {"primary": Launch("primary", ("vllm",), (), Path(), "127.0.0.1", 8100, ("m",), None, Path("primary.log"))}
-    link = GatewayLink(launches, told.append, saved.append, lambda: 12.3456)
+    link = GatewayLink(launches, (), told.append, saved.append, lambda: 12.3456)
     scene = Scene(plan(backup=False))
     link.publish(scene.world)
     link.publish(scene.world)
@@ -32,6 +34,18 @@ def test_a_route_is_told_and_saved_once() -> None:
     link.publish(scene.world)
     assert [document["services"][0]["serving"] is None for document in told] == [True, False]
     assert saved == told
+
+
+def test_new_rules_are_told_with_the_next_world() -> None:
+    told: list[dict[str, Any]] = []
+    launches = {"primary": Launch("primary", ("vllm",), (), Path(), "127.0.0.1", 8100, ("m",), None, Path("primary.log"))}
+    link = GatewayLink(launches, (), told.append, lambda _: None)
+    scene = Scene(plan(backup=False))
+    link.publish(scene.world)
+    link.rules = (Rule("primary", tokens_min=8000),)
+    link.publish(scene.world)
+    link.publish(scene.world)
+    assert [parse_route(document).rules for document in told] == [(), link.rules]
 
 
 def test_the_gateways_words_become_events() -> None:

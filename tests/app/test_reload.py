@@ -48,7 +48,7 @@ def between(was: Settings, now: Settings) -> Changes:
 def test_thresholds_and_limits_are_no_matter_of_a_start(read: Read) -> None:
     now = read(**{"hang.still_s": 3, "engines.a.stop_timeout_s": 9, "thresholds.kv_cache": 0.5})
     assert between(read(), now) == Changes()
-    assert between(read(), now).told() == "thresholds, limits and alerts are applied"
+    assert between(read(), now).told() == "thresholds, limits, rules and alerts are applied"
 
 
 def test_arguments_wait_for_the_next_start_of_each_engine_that_has_them(read: Read) -> None:
@@ -57,9 +57,16 @@ def test_arguments_wait_for_the_next_start_of_each_engine_that_has_them(read: Re
     keys = ("args.enforce-eager", "args.max-num-seqs", "api_key")
     assert dict(found.pending) == {"a": keys, "b": keys}, "a backup inherits them"
     assert found.told() == (
-        "thresholds, limits and alerts are applied; a gets args.enforce-eager, args.max-num-seqs, api_key at its next start "
-        "(llm-watchdog restart a); b gets args.enforce-eager, args.max-num-seqs, api_key at its next start "
+        "thresholds, limits, rules and alerts are applied; a gets args.enforce-eager, args.max-num-seqs, api_key at its "
+        "next start (llm-watchdog restart a); b gets args.enforce-eager, args.max-num-seqs, api_key at its next start "
         "(llm-watchdog restart b)")
+
+
+def test_rules_are_applied_unless_they_name_an_engine_that_this_daemon_does_not_run(read: Read) -> None:
+    rules = [{"engine": "a", "prompt_tokens_min": 8000}]
+    assert between(read(), read(**{"gateway.rules": rules, "gateway.keys": {"batch": "secret"}})) == Changes()
+    other = {"engines.c.model": "m", "engines.c.port": 9001, "gateway.rules": [{"engine": "c"}]}
+    assert between(read(), read(**other)).fixed == ("engines.c", "gateway.rules")
 
 
 def test_ports_folders_and_other_engines_wait_for_the_daemon(read: Read) -> None:

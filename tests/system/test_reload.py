@@ -27,7 +27,7 @@ def test_a_reload_tells_what_counts_at_once_and_what_waits_and_a_restart_takes_i
     watchdog.configure(alerts={"language": "zh"}, channels={"ops": {"url": receiver.url}})
     said = watchdog.cli("reload")
     assert (said.code, said.out) == (0, (
-        "thresholds, limits and alerts are applied; one gets args.max-num-seqs at its next start "
+        "thresholds, limits, rules and alerts are applied; one gets args.max-num-seqs at its next start "
         "(llm-watchdog restart one)\n"))
     doc = watchdog.until(watchdog.status, "no status")
     assert doc["pending"] == {"one": ["args.max-num-seqs"]} and doc["engines"][0]["pid"] == first["pid"]

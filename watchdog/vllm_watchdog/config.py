@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from vllm_watchdog import config_checks
+from vllm_watchdog import config_checks, config_rules
 from vllm_watchdog.config_fields import Name
 from vllm_watchdog.config_levels import card_shares, levels, share_of
 from vllm_watchdog.config_sections import (
@@ -29,9 +29,11 @@ from vllm_watchdog.config_sections import (
     Restart,
     Retention,
 )
+from vllm_watchdog.config_sources import dotted
 from vllm_watchdog.core.plan import EnginePlan, FailoverPlan, Limits, Plan, Standby, Thresholds
 from vllm_watchdog.core.units import GIB, MIB
 from vllm_watchdog.gateway_plan import GatewayPlan
+from vllm_watchdog.gateway_rules import Rule
 from vllm_watchdog.launch import UNSET, Arg, Launch, command_line, environment, most_at_once, served_names
 from vllm_watchdog.prompt_plan import PromptPlan, context_of, hub_of, is_text
 
@@ -166,9 +168,13 @@ class Settings(BaseSettings):
             drain_s=asked.drain_s,
         )
 
+    def rules(self) -> tuple[Rule, ...]:
+        """What the gateway learns with the route."""
+        return config_rules.rules(self)
+
     def warnings(self) -> tuple[str, ...]:
         """What can be meant, but seldom is: `key.path: what`, one line each."""
-        return tuple(f"{'.'.join(map(str, path))}: {what}" for path, what in config_checks.doubts(self))
+        return tuple(f"{dotted(path)}: {what}" for path, what in config_checks.doubts(self))
 
 
 def _prompt(engine: Engine, args: Mapping[str, Arg]) -> PromptPlan:

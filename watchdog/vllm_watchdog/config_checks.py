@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_watchdog import config_channels
+from vllm_watchdog import config_channels, config_rules
 from vllm_watchdog.config_levels import card_shares
 from vllm_watchdog.config_problems import near
 from vllm_watchdog.config_sources import Path_
@@ -52,7 +52,8 @@ def problems(settings: Settings) -> Found:
     for name in settings.engines:
         yield from chain(_missing(settings, name), _backup(settings, name), _standby(settings, name))
         yield from chain(_reserved(settings, name), _share(settings, name), _command(settings, name), _cards(settings, name))
-    yield from chain(_ports(settings), _ordered(settings), _folders(settings), config_channels.wrong(settings.alerts))
+    yield from chain(_ports(settings), _ordered(settings), _folders(settings), config_channels.wrong(settings.alerts),
+                     config_rules.wrong(settings))
 
 
 def _missing(settings: Settings, name: str) -> Found:
@@ -195,6 +196,7 @@ def doubts(settings: Settings) -> Found:
     for name in settings.engines:
         yield from chain(_doubtful_flags(settings, name), _doubtful_model(settings, name))
     yield from config_channels.doubtful(settings.alerts)
+    yield from config_rules.doubtful(settings)
     yield from _doubtful_levels(settings)
     if settings.daemon.port and settings.daemon.host not in LOOPBACK:
         what = f'"{settings.daemon.host:.40}" lets everybody who can reach it read the page; only changes need the token'

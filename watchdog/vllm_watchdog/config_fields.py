@@ -118,6 +118,26 @@ def _token(value: SecretStr) -> SecretStr:
     return value
 
 
+# Headers that may hold a secret, which a rule would show; the first two are how a client shows its API key.
+SECRET_HEADERS = frozenset({"authorization", "x-api-key", "proxy-authorization", "cookie"})
+
+
+def _pattern(value: str) -> str:
+    if "*" in value[:-1]:
+        raise ValueError("holds a * that is not its last character, expected a text, or the beginning of one and *")
+    return value
+
+
+def _header(value: str) -> str:
+    name, _, pattern = value.partition(":")
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name.strip()):
+        raise ValueError("is no header, expected its name, or Name: value")
+    if name.strip().lower() in SECRET_HEADERS:
+        raise ValueError(f"{name.strip()} holds a secret, expected api_key with a name of gateway.keys")
+    _pattern(pattern)
+    return value
+
+
 READ = BeforeValidator(_read)
 Number = Field(strict=True, gt=0, allow_inf_nan=False)
 Seconds = Annotated[float, READ, Number, Field(le=DAY_S)]      # nothing that guards a service waits longer than a day
@@ -127,6 +147,9 @@ Count = Annotated[int, READ, Field(strict=True, ge=0, le=1000)]
 Port = Annotated[int, READ, Field(strict=True, ge=1024, le=65535)]     # vLLM refuses ports under 1024
 Plain = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_plain)]
 Name = Annotated[str, AfterValidator(_name)]
+Pattern = Annotated[Plain, AfterValidator(_pattern)]
+Header = Annotated[Plain, AfterValidator(_header)]
+Tokens = Annotated[int, READ, Field(strict=True, ge=0, le=1 << 30)]
 Location = Annotated[Path, AfterValidator(lambda path: Path(_plain(str(path))))]
 Folder = Annotated[Location, AfterValidator(lambda path: Path.cwd() / path)]
 Command = Annotated[tuple[Plain, ...], READ, Field(min_length=1, max_length=100)]

@@ -45,7 +45,7 @@ EXPECTED: dict[str, Callable[[Context], str]] = {
     "too_long": lambda ctx: f"at most {ctx['max_length']} items",
 }
 SAYABLE = {name for name in EXPECTED if name not in ("model_type", "model_attributes_type", "dict_type", "tuple_type")}
-SECRET_TABLES = {"env", "headers", "args"}
+SECRET_TABLES = {"env", "headers", "args", "keys"}
 
 
 class ConfigError(Exception):
@@ -121,11 +121,14 @@ def keys_at(root: type[BaseModel], path: Path_) -> tuple[str, ...]:
 
 
 def model_at(root: type[BaseModel], path: Path_) -> type[BaseModel] | None:
-    """The model that describes the table at `path`; the names of a table of tables are passed over."""
+    """The model that describes the table at `path`; the names of a table of tables, and the places in a list of
+    them, are passed over."""
     at: Any = root
     for part in path:
         if get_origin(at) is dict:
             at = get_args(at)[1]
+        elif get_origin(at) is tuple:
+            at = get_args(at)[0]
         elif isinstance(at, type) and issubclass(at, BaseModel) and part in at.model_fields:
             at = at.model_fields[str(part)].annotation
         else:

@@ -21,6 +21,7 @@ from vllm_watchdog.config_fields import (
     Env,
     Folder,
     Gib,
+    Header,
     Hours,
     Level,
     Line,
@@ -29,6 +30,7 @@ from vllm_watchdog.config_fields import (
     Name,
     Number,
     Page,
+    Pattern,
     Plain,
     Port,
     Seconds,
@@ -36,6 +38,7 @@ from vllm_watchdog.config_fields import (
     Section,
     Share,
     Token,
+    Tokens,
     Url,
     Words,
 )
@@ -43,6 +46,7 @@ from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import Failback, FailoverPlan, Limits, Plan, Planned, Standby, Thresholds
 from vllm_watchdog.core.units import DAY_S, GIB, MIB
 from vllm_watchdog.gateway_plan import GatewayPlan
+from vllm_watchdog.gateway_rules import WhenDown
 from vllm_watchdog.prompt_plan import Over, PromptPlan
 
 GATE = GatewayPlan(host="", port=0, control=Path(), route_file=Path())
@@ -153,6 +157,19 @@ class Retention(Section):
     journal_gib: Gib = 1
 
 
+class Rule(Section):
+    """`gateway_rules.Rule` as written; `api_key`: a name of `gateway.keys`."""
+
+    engine: Line = ""                   # empty: missing
+    prompt_tokens_min: Tokens = 0
+    prompt_tokens_max: Tokens | None = None
+    model: Pattern | None = None
+    path: Pattern | None = None
+    header: Header | None = None
+    api_key: Line | None = None
+    when_down: WhenDown = WhenDown.WAIT
+
+
 class Gateway(Section):
     """What the data plane may hold, and for how long; its own defaults are the gateway's."""
 
@@ -165,6 +182,8 @@ class Gateway(Section):
     suspect_tokens: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 30)] = GATE.suspect_tokens
     refuse_s: Seconds = GATE.refuse_s
     drain_s: Seconds = GATE.drain_s
+    keys: dict[Name, Secret] = Field(default_factory=dict, max_length=1000)
+    rules: Annotated[tuple[Rule, ...], READ, Field(max_length=100)] = ()
 
     @property
     def host(self) -> str:

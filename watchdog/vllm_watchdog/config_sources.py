@@ -58,12 +58,16 @@ class Source(PydanticBaseSettingsSource):
 
     def name_of(self, path: Path_) -> str:
         """What a user calls the key: dotted, or the variable's name."""
-        if self.origin == "environment":
-            return PREFIX + "__".join(_word(part) for part in path).replace("-", "_").upper()
-        return ".".join(_word(part) for part in path)
+        if self.origin != "environment":
+            return dotted(path)
+        at = next((index for index, part in enumerate(path) if isinstance(part, int)), len(path))    # what follows is JSON
+        return PREFIX + "__".join(map(_word, path[:at])).replace("-", "_").upper() + dotted(path[at:])
 
     def holds(self, path: Path_) -> bool:
-        return _parent(self.tree, path) is not None
+        """Also within what came as one text."""
+        ways = (path[:length] for length in range(1, len(path) + 1))
+        return any((parent := _parent(self.tree, way)) is not None and (way == path or isinstance(parent[way[-1]], Text))
+                   for way in ways)
 
     def drop(self, path: Path_) -> bool:
         """Forget one value, so that the rest can be looked at."""
@@ -74,6 +78,11 @@ class Source(PydanticBaseSettingsSource):
         return True
 
 
+def dotted(path: Path_) -> str:
+    """`gateway.rules#2.engine`: of the second rule."""
+    return "".join(f"#{part + 1}" if isinstance(part, int) else f".{_word(part)}" for part in path).removeprefix(".")
+
+
 def _word(part: str | int) -> str:
     """A quoted key may hold anything, and a problem has one line."""
     return text if (text := str(part)).isprintable() else repr(text)
@@ -82,7 +91,10 @@ def _word(part: str | int) -> str:
 def _parent(tree: Tree, path: Path_) -> Tree | None:
     at: Any = tree
     for part in path[:-1]:
-        at = at.get(part) if isinstance(at, dict) else None
+        if isinstance(at, list) and isinstance(part, int) and part < len(at):
+            at = at[part]
+        else:
+            at = at.get(part) if isinstance(at, dict) else None
     return at if path and isinstance(at, dict) and path[-1] in at else None
 
 

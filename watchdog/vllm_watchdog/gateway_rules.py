@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum, auto
+from hashlib import blake2b
 from typing import Any, Protocol
 
 
@@ -40,7 +41,8 @@ Header = Callable[[str], str | None]        # of a request, by its name in lower
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`service`: by its primary's name.  `header`: a name, or `Name: pattern`.  None: whatever it is."""
+    """`service`: by its primary's name.  `header`: a name, or `Name: pattern`.  `key`: hashed; `key_name`: as the
+    settings call it.  None: whatever it is."""
 
     service: str
     when_down: WhenDown = WhenDown.WAIT
@@ -50,6 +52,7 @@ class Rule:
     path: str | None = None
     header: str | None = None
     key: str | None = None
+    key_name: str = ""
 
     def matches(self, asked: Asked, header: Header) -> bool | None:
         """None: it depends on tokens that nobody has counted yet."""
@@ -76,16 +79,21 @@ class Rule:
 
     @property
     def conditions(self) -> str:
-        """For people; never the key."""
+        """For people."""
         said = [_tokens(self.tokens_min, self.tokens_max)]
         said += [f"{name} {value}" for name, value in (("model", self.model), ("path", self.path), ("header", self.header))
                  if value is not None]
-        said += [f"API key #{self.key}"] if self.key is not None else []
+        said += [f"API key {self.key_name}"] if self.key is not None else []
         return ", ".join(filter(None, said)) or "every request"
 
     def document(self) -> dict[str, Any]:
         """As the route carries it."""
         return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def key_of(token: bytes) -> str:
+    """Who it is, without the secret: the same for the same token, also after a restart."""
+    return blake2b(token, digest_size=8).hexdigest() if token else ""
 
 
 def fits(pattern: str | None, text: str | None) -> bool:
@@ -148,7 +156,8 @@ def _same_models(earlier: Rule, later: Rule, models: Callable[[str], Sequence[st
 
 def _taken(before: Iterable[tuple[int, Rule]], rule: Rule) -> list[int]:
     """Those that together match each length of prompt that the rule asks for; empty: some length is left to it."""
-    reached, used = rule.tokens_min, []
+    reached = rule.tokens_min
+    used: list[int] = []
     for number, each in sorted(before, key=lambda pair: pair[1].tokens_min):
         if each.tokens_min > reached:
             break

@@ -31,7 +31,7 @@ from vllm_watchdog.app.engines import Engines
 from vllm_watchdog.app.gateway_link import GatewayLink, heard
 from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
 from vllm_watchdog.app.recall import recalled
-from vllm_watchdog.app.reload import Reload
+from vllm_watchdog.app.reload import Reload, rules_hold
 from vllm_watchdog.app.samples import Sampler
 from vllm_watchdog.app.voice import Voice
 from vllm_watchdog.cgroup import Groups, NoGroupsError, claim
@@ -171,7 +171,7 @@ class Daemon:
             settings.launches(), self.instance, settings.daemon.state_dir, self.groups, self.retention.make_room, post,
             self._part, lambda: self.world, self.reload.start_of)
         self.gateway = GatewayLink(
-            self.engines.launches, lambda route: self.control.publish(route, ROUTE), self.route.save)
+            self.engines.launches, settings.rules(), lambda route: self.control.publish(route, ROUTE), self.route.save)
         self.evidence: Evidence = self._part(
             Evidence(self._incidents_dir, self.engines.launches, settings.evidence, post, clock, self.instance,
                      floor_bytes=int(settings.thresholds.disk_free_gib * GIB * EVIDENCE_FLOOR),
@@ -280,6 +280,8 @@ class Daemon:
 
     def _apply(self, settings: Settings, plan: Plan) -> None:
         """In the thread of whoever asked."""
+        if rules_hold(self.settings, settings):
+            self.gateway.rules = settings.rules()
         self.inbox.put(Reloaded(time.monotonic(), plan))
         self.evidence.limits = settings.evidence
         self.alerting.change(settings)

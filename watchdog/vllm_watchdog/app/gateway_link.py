@@ -13,22 +13,26 @@ from vllm_watchdog.app.route import route
 from vllm_watchdog.core.events import Event
 from vllm_watchdog.core.schema import CODEC
 from vllm_watchdog.core.world import World
+from vllm_watchdog.gateway_rules import Rule
 from vllm_watchdog.launch import Launch
 
 
 class GatewayLink:
-    """`tell` reaches a gateway that listens, `save` one that starts without us."""
+    """`tell` reaches a gateway that listens, `save` one that starts without us.  Any thread may set `rules`; they are
+    told with the next world."""
 
-    def __init__(self, launches: Mapping[str, Launch], tell: Callable[[dict[str, Any]], None],
+    def __init__(self, launches: Mapping[str, Launch], rules: tuple[Rule, ...], tell: Callable[[dict[str, Any]], None],
                  save: Callable[[dict[str, Any]], None], wall: Callable[[], float] = time.time) -> None:
         self._launches, self._tell, self._save, self._wall = launches, tell, save, wall
-        self._routed: list[dict[str, Any]] = []
+        self.rules = rules
+        self._routed: dict[str, Any] = {}
 
     def publish(self, world: World) -> None:
         """A route that is as it was is not told again."""
-        if (routed := route(world, self._launches)) != self._routed:
+        routed = {"services": route(world, self._launches), "rules": [rule.document() for rule in self.rules]}
+        if routed != self._routed:
             self._routed = routed
-            document = {"version": int(self._wall() * 1000), "services": routed}
+            document = {"version": int(self._wall() * 1000)} | routed
             self._tell(document)
             self._save(document)
 

@@ -14,6 +14,7 @@ from typing import Any
 from vllm_watchdog.app.announce import Announcer
 from vllm_watchdog.config import Settings
 from vllm_watchdog.config_problems import ConfigError
+from vllm_watchdog.config_sections import Gateway
 from vllm_watchdog.core.events import Survivor
 from vllm_watchdog.core.plan import Plan
 from vllm_watchdog.launch import Launch, fingerprint
@@ -38,7 +39,7 @@ class Changes:
 
     def told(self) -> str:
         """One sentence an operator reads."""
-        said = ["thresholds, limits and alerts are applied"]
+        said = ["thresholds, limits, rules and alerts are applied"]
         said += [f"{name} gets {', '.join(keys)} at its next start (llm-watchdog restart {name})"
                  for name, keys in self.pending]
         said += [f"{', '.join(self.fixed)}: after a restart of the daemon"] if self.fixed else []
@@ -62,7 +63,19 @@ def changes(began: Settings, started: dict[str, Settings], asked: Settings) -> C
             fixed += [f"engines.{name}.{key}" for key in (*moved, *keys)]
         elif keys:
             pending.append((name, keys))
-    return Changes(tuple(pending), tuple(fixed), frozenset(stuck), began.gateway != asked.gateway)
+    fixed += [] if rules_hold(began, asked) else ["gateway.rules"]
+    return Changes(tuple(pending), tuple(fixed), frozenset(stuck), _gateways_own(began) != _gateways_own(asked))
+
+
+def rules_hold(began: Settings, asked: Settings) -> bool:
+    """Do they name only services that this daemon runs?"""
+    services = {name for name, engine in began.engines.items() if engine.backup_for is None}
+    return {rule.engine for rule in asked.gateway.rules} <= services
+
+
+def _gateways_own(settings: Settings) -> Gateway:
+    """What only its start reads: rules come with the route."""
+    return settings.gateway.model_copy(update={"rules": (), "keys": {}})
 
 
 def _differing(path: str, was: Any, now: Any) -> Iterator[str]:

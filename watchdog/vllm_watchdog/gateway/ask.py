@@ -7,10 +7,10 @@ What isn't text is counted in parts (`media`: at most so many).  `tokens` is kno
 from __future__ import annotations
 
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from vllm_watchdog.gateway.heads import RequestHead, header
 from vllm_watchdog.gateway.routes import model_of
+from vllm_watchdog.gateway_rules import key_of
 
 TEMPLATE_TOKENS = 1024      # what a chat template adds at most: a system prompt of its own, instructions for tools
 COMPOSED = 3                # NFC makes at most three times as many bytes of text that isn't ASCII: U+1D160
@@ -56,8 +56,3 @@ def secret(head: RequestHead) -> bytes:
     """The API key that the client shows, empty without one."""
     scheme, _, token = (header(head, b"authorization") or b"").partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else header(head, b"x-api-key") or b""
-
-
-def key_of(token: bytes) -> str:
-    """Who it is, without the secret: the same for the same token, also after a restart."""
-    return blake2b(token, digest_size=8).hexdigest() if token else ""

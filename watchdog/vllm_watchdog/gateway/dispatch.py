@@ -21,15 +21,13 @@ from vllm_watchdog.gateway.lines import Line, Station
 from vllm_watchdog.gateway.quarantine import Quarantine
 from vllm_watchdog.gateway.relay import Exchange, Phase
 from vllm_watchdog.gateway.report import Casualty, Metrics
-from vllm_watchdog.gateway.routes import Kind, Route, Service, Target, kind_of, model_of
+from vllm_watchdog.gateway.routes import Kind, Route, Service, Target, kind_of
 from vllm_watchdog.gateway.sizing import Sizing
+from vllm_watchdog.gateway.steering import NOBODY, Steering
 from vllm_watchdog.gateway_plan import GatewayPlan
 from vllm_watchdog.say import Say
 
 kept_bytes = 4096       # of a body, until its response is over: that costs less than to hash it
-NOBODY = Service("", why="the watchdog has not said yet which engine serves")
-
-
 Handler = Callable[[Exchange], bool]
 
 
@@ -42,6 +40,7 @@ class Dispatcher:
         self.metrics = Metrics()
         self.quarantine = Quarantine(plan.suspect_tokens, plan.refuse_s)
         self.sizing = Sizing(self)
+        self.steering = Steering(self)
         self.deaths = Deaths(self, self.quarantine, report)
         self.own = own(self)
         self.route = Route()
@@ -53,7 +52,7 @@ class Dispatcher:
         self._ids = count(1)
         self._charged = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._line_of(NOBODY)
+        self.line_of(NOBODY)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(work)
@@ -119,7 +118,10 @@ class Dispatcher:
             return
         if exchange.kind is Kind.GENERATION and exchange.ask is None:
             exchange.ask = ask_of(exchange.head, exchange.body or b"")
-        line = exchange.line = self._line(exchange)
+        line = self.steering.line(exchange)
+        if line is None:
+            return
+        exchange.line = line
         if not self.sizing.begun(exchange, line.service):
             self._place(exchange, line)
 
@@ -139,13 +141,8 @@ class Dispatcher:
             return False
         return self.quarantine.refused(exchange.digest, self.now()) is not None
 
-    def _line(self, exchange: Exchange) -> Line:
-        if len(self.lines) == 1:        # of a service, or of nobody
-            return next(iter(self.lines.values()))
-        model = exchange.ask.model if exchange.ask is not None else model_of(exchange.body or b"")
-        return self._line_of(self.route.pick(model) or NOBODY)
-
-    def _line_of(self, service: Service) -> Line:
+    def line_of(self, service: Service) -> Line:
+        """A new one for a service that is new."""
         line = self.lines.get(service.name)
         if line is None:
             plan = self.plan
@@ -180,6 +177,7 @@ class Dispatcher:
         for line in tuple(self.lines.values()):
             line.mark(self.now())
             self._pump(line)
+            self.steering.spill(line)
 
     def began(self, exchange: Exchange, status: int) -> None:
         """The response's first bytes go out: the body is needed no more."""
@@ -221,7 +219,7 @@ class Dispatcher:
             return
         self.route = route
         for service in route.services:
-            self._line_of(service).station = self._station(service.serving) if service.serving else None
+            self.line_of(service).station = self._station(service.serving) if service.serving else None
         for station in self.stations.values():
             station.serves = any(line.station is station for line in self.lines.values() if route.service(line.service.name))
         gone = [self.lines.pop(name) for name in tuple(self.lines) if route.service(name) is None]

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from vllm_watchdog.gateway_rules import Rule, WhenDown
 from vllm_watchdog.prompt_plan import PromptPlan, PromptPlanError, heard
 
+TEXTS = ("model", "path", "header", "key", "key_name")      # of a rule
 PARSE_LIMIT = 4 << 20       # of a body that has to be parsed for its model; a few milliseconds a megabyte
 MODEL = re.compile(rb'"model"\s*:\s*"((?:[^"\\]|\\.){0,512})"')
 
@@ -137,7 +138,7 @@ def parse_route(document: object) -> Route:
 def _rule(where: str, value: object) -> Rule:
     rule = _typed(value, where, dict)
     most = rule.get("tokens_max")
-    texts = {key: _typed(rule[key], f"{where}.{key}", str) for key in ("model", "path", "header", "key") if key in rule}
+    texts = {key: _typed(rule[key], f"{where}.{key}", str) for key in TEXTS if key in rule}
     try:
         when_down = WhenDown(rule.get("when_down", ""))
     except ValueError:

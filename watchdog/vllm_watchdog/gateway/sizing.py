@@ -38,8 +38,7 @@ class Sizing:
         ask, limit = exchange.ask, self.limit(service)
         if ask is None or limit is None:
             return False
-        if header(exchange.head, b"content-encoding") not in plain:
-            exchange.refuse(errors.ENCODED)
+        if self._encoded(exchange):
             return True
         if ask.tokens is not None:
             return self._refused(exchange, ask, limit)
@@ -48,15 +47,26 @@ class Sizing:
         exchange.size_up(self._count(exchange, ask, service.prompt, limit))
         return True
 
+    def count(self, exchange: Exchange, ask: Ask, service: Service) -> None:
+        """A rule depends on its tokens: it is submitted again once they are counted."""
+        if not self._encoded(exchange):
+            exchange.size_up(self._count(exchange, ask, service.prompt, None))
+
+    def _encoded(self, exchange: Exchange) -> bool:
+        if header(exchange.head, b"content-encoding") in plain:
+            return False
+        exchange.refuse(errors.ENCODED)
+        return True
+
     def _refused(self, exchange: Exchange, ask: Ask, limit: int) -> bool:
         if ask.longest <= limit:
             return False
         exchange.refuse(errors.too_long(ask.longest, limit, ask.exact, ask.path))
         return True
 
-    async def _count(self, exchange: Exchange, ask: Ask, plan: PromptPlan, limit: int) -> None:
+    async def _count(self, exchange: Exchange, ask: Ask, plan: PromptPlan, enough: int | None) -> None:
         body = exchange.body or b""
-        said = await self._counter.count(plan, ask.path, body, limit)
+        said = await self._counter.count(plan, ask.path, body, enough)
         exchange.sized()
         if "bad" in said:
             exchange.refuse(errors.UNREADABLE.because(str(said["bad"])))
