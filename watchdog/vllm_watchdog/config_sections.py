@@ -182,6 +182,8 @@ class Gateway(Section):
     suspect_tokens: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 30)] = GATE.suspect_tokens
     refuse_s: Seconds = GATE.refuse_s
     drain_s: Seconds = GATE.drain_s
+    coalesce_chars: Annotated[int, READ, Field(strict=True, ge=0, le=8192)] = GATE.coalesce_chars
+    coalesce_s: Annotated[float, READ, Number, Field(le=10)] = GATE.coalesce_s
     keys: dict[Name, Secret] = Field(default_factory=dict, max_length=1000)
     rules: Annotated[tuple[Rule, ...], READ, Field(max_length=100)] = ()
 

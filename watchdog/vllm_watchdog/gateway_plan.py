@@ -32,3 +32,5 @@ class GatewayPlan:
     suspect_tokens: int = 8000
     refuse_s: float = 3600.0
     drain_s: float = 30.0
+    coalesce_chars: int = 0             # of text in one event of a stream; 0: events are passed on as they come
+    coalesce_s: float = 0.2             # for which text is kept back for that

@@ -82,7 +82,9 @@ class Steering:
         if line.open is not None or all(rule.when_down is not WhenDown.SPILL for rule in route.rules):
             return
         for exchange in tuple(line.hold):
-            choice = None if exchange.alone else self._choice(exchange, self._ask(exchange))     # one that must go alone keeps its place
+            if exchange.alone:
+                continue        # it keeps its place
+            choice = self._choice(exchange, self._ask(exchange))
             if choice is not None and choice.service not in (None, line.service) and not choice.refused:
                 line.hold.remove(exchange)
                 self._gate.submit(exchange)
