@@ -129,7 +129,8 @@ def test_a_request_without_a_prompt_needs_no_length() -> None:
     (("--header", "a: b\nc: d", "--tokens", "1"),
      "a path or a header holds a line break or what is not ASCII, expected one line"),
     (("--path", "v1", "--tokens", "1"), "--path v1: expected it to begin with /"),
-    (("--header", "Host: x", "--tokens", "1"), "--path or --header: The request is not valid HTTP/1.1: expected one Host header"),
+    (("--header", "Host: x", "--tokens", "1"),
+     "--path or --header: The request is not valid HTTP/1.1: expected one Host header"),
     (("--file", "nothing.json"), "nothing.json: No such file or directory, expected the body of a request"),
     (("--file", "/dev/zero"), "/dev/zero: more than gateway.max_body_mib, which the gateway refuses with 413")])
 def test_what_is_no_request_is_said_in_one_line(words: tuple[str, ...], problem: str) -> None:
