@@ -17,7 +17,7 @@ from vllm_watchdog.core import events as e
 from vllm_watchdog.web.metrics import exposition
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "monitoring"
-PROMTOOL = shutil.which("promtool")
+PROMTOOL, AMTOOL = shutil.which("promtool"), shutil.which("amtool")
 SCRAPED = {"instance", "job"}       # labels that Prometheus itself puts on
 
 
@@ -85,7 +85,8 @@ def test_every_legend_names_a_label_that_is_there(told: dict[str, set[str]]) -> 
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="needs promtool, of Debian's prometheus")
-@pytest.mark.parametrize("words", [("test", "rules", "alerts_test.yml"), ("check", "rules", "alerts.yml")])
+@pytest.mark.parametrize("words", [("test", "rules", "alerts_test.yml"), ("check", "rules", "alerts.yml"),
+                                   ("check", "config", "prometheus.yml")])
 def test_promtool_agrees(words: tuple[str, ...]) -> None:
     done = subprocess.run([str(PROMTOOL), *words], cwd=FOLDER, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -97,3 +98,16 @@ def test_promtool_reads_what_is_exported() -> None:
                           check=False)
     assert done.returncode == 0 or "text format" not in done.stderr, done.stderr
     assert "error while linting" not in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(AMTOOL is None, reason="needs amtool, of Debian's prometheus-alertmanager")
+def test_amtool_takes_the_example_of_routing() -> None:
+    def amtool(*words: str) -> str:
+        done = subprocess.run([str(AMTOOL), *words], cwd=FOLDER, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "2 receivers" in amtool("check-config", "alertmanager.yml")
+    routes = ("config", "routes", "test", "--config.file=alertmanager.yml")
+    assert amtool(*routes, "severity=critical", "alertname=LlmServiceDown").strip() == "pager"
+    assert amtool(*routes, "severity=warning", "alertname=LlmServiceOnBackup").strip() == "team"

@@ -81,10 +81,10 @@ class Steering:
         route = self._gate.route
         if line.open is not None or all(rule.when_down is not WhenDown.SPILL for rule in route.rules):
             return
-        for exchange in tuple(line.hold):
+        for exchange in tuple(line.queue):
             if exchange.alone:
                 continue        # it keeps its place
             choice = self._choice(exchange, self._ask(exchange))
             if choice is not None and choice.service not in (None, line.service) and not choice.refused:
-                line.hold.remove(exchange)
+                line.queue.remove(exchange)
                 self._gate.submit(exchange)
