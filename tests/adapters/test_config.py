@@ -182,7 +182,7 @@ def test_the_example_loads_as_it_stands_and_with_every_key_uncommented(here: Pat
     text = (ROOT / "config.example.toml").read_text()
     path = {"LLM_WATCHDOG_ENGINES__PRIMARY__ENV__PATH": str(here)}
     plain, full = read(text, **path), read(uncommented(text), **path)
-    free = {"args", "env", "api_key", "memory_max_gib"}       # examples of what has no default
+    free = {"args", "env", "api_key", "memory_max_gib", "vram_share"}     # examples of what has no default
     assert full.thresholds.model_copy(update={"rss_gib": None, "rss_slope_mib_per_min": None}) == plain.thresholds
     for table in ("daemon", "hang", "restart", "failover", "evidence", "retention"):
         none = {"token": None} if table == "daemon" else {}     # a secret has no default
@@ -887,7 +887,8 @@ def test_nothing_is_created(here: Path) -> None:
      "thresholds.vram_warn: 0.85 of GPU 0 is crossed as long as its engines take 0.9"),
     ("[thresholds]\nvram_degrade = 0.9", "thresholds.vram_degrade: watches no card, since no engine names its gpus"),
     ("gpus = [0]\n[engines.b]\nmodel = 'm'\nport = 8102\ngpus = [0]\ncommand = ['/bin/true']",
-     "engines: together they take 1.84 of GPU 0: the last one to start will not fit"),
+     "engines: on GPU 0 primary 0.92 + b 0.92 = 1.84, with CUDA contexts of 0.01 each 1.86: more than the card, the last "
+     "one to start will not fit"),
     ("args = { swap_space = 4 }",
      "engines.primary: --swap-space is no flag of newer vLLM versions: last in 0.16; leave it out, "
      "or use --kv-offloading-size"),

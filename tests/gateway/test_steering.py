@@ -13,8 +13,9 @@ import pytest
 from tests.gateway.harness import Answer, Backend, Bench, run, running, until
 
 from vllm_watchdog.gateway_rules import Rule, WhenDown, key_of
+from vllm_watchdog.prompt_plan import PromptPlan
 
-LONG = "x" * 5000       # over a thousand tokens by any count
+LONG = "x" * 5000
 WAIT, REFUSE, SPILL = WhenDown
 
 
@@ -46,9 +47,21 @@ def by(answer: Answer) -> str:
     return str(answer.json["by"]) if answer.status == 200 else f"{answer.status} {answer.code}"
 
 
+class ByBytes:
+    """Counts a token for each byte, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def count(self, plan: PromptPlan, path: str, body: bytes, enough: int | None) -> dict[str, Any]:
+        self.asked += 1
+        return {"tokens": len(body), "longest": len(body), "exact": True, "max_tokens": None}
+
+
 @asynccontextmanager
 async def two(**plan: Any) -> AsyncIterator[Two]:
     async with running(**plan) as bench:
+        bench.gateway.dispatcher.sizing._counter = ByBytes()  # type: ignore[assignment]
         yield Two(bench, await Backend(name="short").start(), await Backend(name="long").start())
 
 
@@ -68,6 +81,7 @@ def test_a_long_prompt_goes_to_the_long_engine_and_the_rest_by_its_model() -> No
     async def work(both: Two) -> None:
         both.route(by_length(WAIT))
         assert [await both.by(), await both.by(LONG), await both.by()] == ["short", "long", "short"]
+        assert both.bench.gateway.dispatcher.sizing._counter.asked == 1, "the bytes of the others decide"  # type: ignore[attr-defined]
         both.route()
         assert await both.by(LONG) == "short", "rules are followed live"
 

@@ -6,6 +6,7 @@ What the core reads is `Settings.plan`; what hands start is `Settings.launches`;
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from vllm_watchdog.core.units import GIB, MIB
 from vllm_watchdog.gateway_plan import GatewayPlan
 from vllm_watchdog.gateway_rules import Rule
 from vllm_watchdog.launch import UNSET, Arg, Launch, command_line, environment, most_at_once, served_names
+from vllm_watchdog.prompt_plan import PromptPlan, context_of, hub_of, is_text
 
 ROUTE_FILE = "route.json"       # in state_dir: the daemon writes it, the gateway reads it
 DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}        # without it vLLM has no /sleep and no /wake_up
@@ -152,6 +154,7 @@ class Settings(BaseSettings):
             log_path=self.daemon.log_dir / f"{name}.log",
             gpus=engine.gpus,
             memory_max=None if engine.memory_max_gib is None else int(engine.memory_max_gib * GIB),
+            prompt=_prompt(engine, args),
         )
 
     def gateway_plan(self) -> GatewayPlan:
@@ -162,7 +165,7 @@ class Settings(BaseSettings):
             admin=state / "gateway.sock", hold_s=asked.hold_s, hold_requests=asked.hold_requests,
             hold_bytes=asked.hold_mib * MIB, max_body_bytes=asked.max_body_mib * MIB,
             max_connections=asked.max_connections, suspect_tokens=asked.suspect_tokens, refuse_s=asked.refuse_s,
-            drain_s=asked.drain_s,
+            drain_s=asked.drain_s, coalesce_chars=asked.coalesce_chars, coalesce_s=asked.coalesce_s,
         )
 
     def rules(self) -> tuple[Rule, ...]:
@@ -172,6 +175,22 @@ class Settings(BaseSettings):
     def warnings(self) -> tuple[str, ...]:
         """What can be meant, but seldom is: `key.path: what`, one line each."""
         return tuple(f"{dotted(path)}: {what}" for path, what in config_checks.doubts(self))
+
+
+def _prompt(engine: Engine, args: Mapping[str, Arg]) -> PromptPlan:
+    template = str(args.get("chat-template", ""))
+    return PromptPlan(
+        tokenizer=str(args.get("tokenizer", engine.model)) if args.get("tokenizer-mode", "auto") in ("auto", "hf") else "",
+        hub=str(hub_of(os.environ | engine.env)),
+        revision=str(args.get("tokenizer-revision", args.get("revision", ""))),
+        template=template if not template or is_text(template) else str(Path.cwd() / template),
+        template_format=str(args.get("chat-template-content-format", "auto")),
+        context=context_of(args),
+        limit=None if engine.prompt_limit == "auto" else engine.prompt_limit,
+        over=engine.over_limit,
+        media_tokens=engine.media_tokens,
+        vram_share=engine.vram_share,
+    )
 
 
 def _sizing(args: Mapping[str, Arg]) -> tuple[tuple[str, str], ...]:

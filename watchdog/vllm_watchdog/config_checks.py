@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_watchdog import config_channels, config_rules
-from vllm_watchdog.config_levels import card_shares
+from vllm_watchdog.config_levels import card_parts, card_shares, full, told
 from vllm_watchdog.config_problems import near
 from vllm_watchdog.config_sources import Path_
 from vllm_watchdog.core.plan import Standby
@@ -250,6 +250,6 @@ def _doubtful_levels(settings: Settings) -> Found:
         for gpu, share in shares.items():
             if level <= share:
                 yield ("thresholds", key), f"{level:g} of GPU {gpu} is crossed as long as its engines take {share:g}"
-    for gpu, share in shares.items():
-        if share > 1:
-            yield ("engines",), f"together they take {share:g} of GPU {gpu}: the last one to start will not fit"
+    for gpu, parts in card_parts(settings.plan(seed=0).engines).items():
+        if len(parts) > 1 and full(parts) > 1:
+            yield ("engines",), f"on GPU {gpu} {told(parts)}: more than the card, the last one to start will not fit"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from vllm_watchdog.core.gate import DEFAULT_SHARE, fit_together
+from vllm_watchdog.core.gate import DEFAULT_SHARE, SLACK, fit_together
 from vllm_watchdog.core.plan import EnginePlan, Standby
 from vllm_watchdog.launch import Arg
 
@@ -33,23 +33,41 @@ def share_of(args: Mapping[str, Arg]) -> float | None:
     return share if 0 < share <= 1 else None    # vLLM itself refuses any other
 
 
-def card_shares(engines: Iterable[EnginePlan]) -> dict[int, float]:
-    """By card, what its engines take together: a primary and its backup take turns where they don't fit side by side."""
+def card_parts(engines: Iterable[EnginePlan]) -> dict[int, dict[str, float]]:
+    """By card, who takes which share: a primary and its backup take turns where they don't fit side by side, so they count
+    as one, under the primary's name."""
     plans = {engine.name: engine for engine in engines}
-    most: dict[tuple[int, str], float] = {}
-    asleep: dict[int, float] = {}
+    cards: dict[int, dict[str, float]] = {}
     for engine in plans.values():
         share = DEFAULT_SHARE if engine.vram_share is None else engine.vram_share
         primary = plans.get(engine.backup_for or "")
         beside = primary is not None and fit_together(primary, engine)
         for gpu in engine.gpus:
-            slot = (gpu, engine.name if beside else engine.backup_for or engine.name)
-            most[slot] = max(most.get(slot, 0.0), share)
-            asleep[gpu] = asleep.get(gpu, 0.0) + (SLEEPER if engine.standby is Standby.SLEEPING else 0.0)
-    cards: dict[int, float] = {}
-    for (gpu, _), share in most.items():
-        cards[gpu] = round(cards.get(gpu, asleep[gpu]) + share, 6)
+            parts = cards.setdefault(gpu, {})
+            name = engine.name if beside else engine.backup_for or engine.name
+            parts[name] = max(parts.get(name, 0.0), share)
+            if engine.standby is Standby.SLEEPING:
+                parts[f"{engine.name} asleep"] = SLEEPER
     return dict(sorted(cards.items()))
+
+
+def card_shares(engines: Iterable[EnginePlan]) -> dict[int, float]:
+    """By card, what its engines take together."""
+    return {gpu: round(sum(parts.values()), 6) for gpu, parts in card_parts(engines).items()}
+
+
+def told(parts: Mapping[str, float]) -> str:
+    """`short 0.5 + long 0.4 = 0.9, with CUDA contexts of 0.01 each 0.92`; of one engine only its share."""
+    total = sum(parts.values())
+    if len(parts) == 1:
+        return f"{total:g}"
+    terms = " + ".join(f"{name} {share:g}" for name, share in parts.items())
+    return f"{terms} = {round(total, 6):g}, with CUDA contexts of {SLACK:g} each {full(parts):g}"
+
+
+def full(parts: Mapping[str, float]) -> float:
+    """Of a card, with what each engine has beside its share; what a sleeper keeps is that already."""
+    return round(sum(parts.values()) + SLACK * sum(share > SLEEPER for share in parts.values()), 6)
 
 
 def levels(share: float, warn: float | None, degrade: float | None) -> tuple[float, float]:

@@ -47,9 +47,10 @@ from vllm_watchdog.core.plan import Failback, FailoverPlan, Limits, Plan, Planne
 from vllm_watchdog.core.units import DAY_S, GIB, MIB
 from vllm_watchdog.gateway_plan import GatewayPlan
 from vllm_watchdog.gateway_rules import WhenDown
+from vllm_watchdog.prompt_plan import Over, PromptPlan
 
 GATE = GatewayPlan(host="", port=0, control=Path(), route_file=Path())
-LIMITS, LEVELS, FAILOVER, PLAN = Limits(), Thresholds(), FailoverPlan(), Plan()
+LIMITS, LEVELS, FAILOVER, PLAN, PROMPT = Limits(), Thresholds(), FailoverPlan(), Plan(), PromptPlan()
 
 
 class Daemon(Section):
@@ -94,6 +95,10 @@ class Engine(Section):
     load_idle_s: Seconds = LIMITS.load_idle_s
     stop_timeout_s: Seconds = LIMITS.stop_s
     memory_max_gib: Gib | None = None
+    prompt_limit: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 30)] | Literal["auto"] = "auto"
+    over_limit: Over = PROMPT.over
+    media_tokens: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 20)] = PROMPT.media_tokens
+    vram_share: Share | None = PROMPT.vram_share
 
 
 class Levels(Section):
@@ -177,6 +182,8 @@ class Gateway(Section):
     suspect_tokens: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 30)] = GATE.suspect_tokens
     refuse_s: Seconds = GATE.refuse_s
     drain_s: Seconds = GATE.drain_s
+    coalesce_chars: Annotated[int, READ, Field(strict=True, ge=0, le=8192)] = GATE.coalesce_chars
+    coalesce_s: Annotated[float, READ, Number, Field(le=10)] = GATE.coalesce_s
     keys: dict[Name, Secret] = Field(default_factory=dict, max_length=1000)
     rules: Annotated[tuple[Rule, ...], READ, Field(max_length=100)] = ()
 

@@ -38,3 +38,5 @@ class GatewayPlan:
     key_concurrent: int | None = None
     first_token_s: float | None = None
     drain_s: float = 30.0
+    coalesce_chars: int = 0             # of text in one event of a stream; 0: events are passed on as they come
+    coalesce_s: float = 0.2             # for which text is kept back for that

@@ -54,17 +54,20 @@ class Rule:
     key: str | None = None
     key_name: str = ""
 
-    def matches(self, asked: Asked, header: Header) -> bool | None:
-        """None: it depends on tokens that nobody has counted yet."""
-        if not (fits(self.path, asked.path) and fits(self.model, asked.model) and fits(self.key, asked.key)):
-            return False
+    def misses(self, asked: Asked, header: Header) -> str | None:
+        """What does not match, empty where all does; None: that depends on tokens that nobody has counted yet."""
+        pairs = (("path", self.path, asked.path), ("model", self.model, asked.model), ("API key", self.key, asked.key))
+        for what, pattern, value in pairs:
+            if not fits(pattern, value):
+                return what
         if self.header is not None:
             name, _, pattern = self.header.partition(":")
             if not fits(pattern.strip() or "*", header(name.strip().lower())):
-                return False
-        return self._long_enough(asked)
+                return "header"
+        measured = self._measured(asked)
+        return None if measured is None else "" if measured else "length"
 
-    def _long_enough(self, asked: Asked) -> bool | None:
+    def _measured(self, asked: Asked) -> bool | None:
         most, known = (asked.bound, False) if asked.tokens is None else (asked.tokens, True)
         if most < self.tokens_min:
             return False

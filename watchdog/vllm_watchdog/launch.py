@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from vllm_watchdog.core.remedies import REMOVED_FLAGS
+from vllm_watchdog.prompt_plan import PromptPlan
 
 Scalar = bool | int | float | str
 Arg = Scalar | list[object] | dict[str, object]
@@ -49,6 +50,7 @@ class Launch:
     log_path: Path
     gpus: tuple[int, ...] = ()
     memory_max: int | None = None       # bytes of its control group, where there is one
+    prompt: PromptPlan = PromptPlan()
 
     @property
     def model(self) -> str:

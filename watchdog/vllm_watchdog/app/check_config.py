@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from vllm_watchdog.app import rules_table
 from vllm_watchdog.app.channels import unusable
 from vllm_watchdog.config import Settings
 from vllm_watchdog.config_channels import address
-from vllm_watchdog.config_levels import card_shares
+from vllm_watchdog.config_levels import card_parts, told
 from vllm_watchdog.config_load import load, misspelt
 from vllm_watchdog.config_problems import ConfigError
 from vllm_watchdog.core.lowering import limit
@@ -43,8 +44,9 @@ def _lines(settings: Settings) -> Iterator[str]:
         yield from _engine(settings, name, launch)
     yield from _thresholds(plan)
     yield from _lowering(plan)
-    told = (f"{name} ({address(channel).kind})" for name, channel in settings.alerts.channels.items())
-    yield f"alerts: {', '.join(told) or 'no channel, nobody is told'}"
+    yield from rules_table.told(settings)
+    channels = (f"{name} ({address(channel).kind})" for name, channel in settings.alerts.channels.items())
+    yield f"alerts: {', '.join(channels) or 'no channel, nobody is told'}"
     yield f"state in {settings.daemon.state_dir}, logs in {settings.daemon.log_dir}"
     yield from (f"warning: {line}" for line in (*settings.warnings(), *misspelt()))
 
@@ -66,9 +68,9 @@ def _cards(gpus: tuple[int, ...]) -> str:
 def _thresholds(plan: Plan) -> Iterator[str]:
     levels = plan.thresholds
     warn, degrade = dict(levels.vram_warn), dict(levels.vram_degrade)
-    for gpu, share in card_shares(plan.engines).items():
+    for gpu, parts in card_parts(plan.engines).items():
         yield (
-            f"GPU {gpu}: engines take {share:g} of its memory, warn at {warn[gpu]:g}, "
+            f"GPU {gpu}: engines take {told(parts)} of its memory, warn at {warn[gpu]:g}, "
             f"degrade over {degrade[gpu]:g} for {levels.degrade_after_s:g} s"
         )
     yield f"growth over the level {levels.warm_up_s:g} s after ready: warn at {levels.vram_growth:g} of a card"

@@ -58,6 +58,14 @@ def _parser() -> argparse.ArgumentParser:
     add("run", commands.run, "the daemon, in the foreground")
     add("gateway", commands.gateway, "the data plane: one address in front of all engines of this host")
     add("check-config", commands.check_config, "validate the configuration and print each engine's full command line")
+    explained = add("explain", commands.explain, "which of the gateway's rules a request meets, and where it goes")
+    explained.add_argument("--model", metavar="NAME", help="the request's model; default: what the body names")
+    explained.add_argument("--path", default="/v1/chat/completions", help="default: /v1/chat/completions")
+    explained.add_argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="may be repeated")
+    explained.add_argument("--api-key", metavar="NAME", help="the client's key, by its name in gateway.keys")
+    length = explained.add_mutually_exclusive_group()
+    length.add_argument("--tokens", type=_tokens, metavar="N", help="tokens of the prompt")
+    length.add_argument("--file", type=Path, metavar="BODY.json", help="the request's body, whose prompt is counted")
     status = add("status", commands.status, "engines, GPUs, route, open incidents, alert channels")
     shape = status.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="the whole report, as docs/status.md describes it")
@@ -104,6 +112,13 @@ def _parser() -> argparse.ArgumentParser:
         "demo", commands.demo, "the main job on this machine with a stand-in engine: boots, breaks, fails over", False)
     demo.add_argument("--keep", action="store_true", help="keep the folder with its logs and evidence")
     return parser
+
+
+def _tokens(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        if 0 <= (number := int(text)) <= 1 << 30:
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of tokens")
 
 
 def _count(text: str) -> int:

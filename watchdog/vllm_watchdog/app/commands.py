@@ -86,6 +86,16 @@ def check_config(options: argparse.Namespace) -> int:
     return check(options.config, sys.stdout, sys.stderr)
 
 
+def explain(options: argparse.Namespace) -> int:
+    settings = _settings(options)
+    from vllm_watchdog.app.explain import BadRequestError, explain
+
+    try:
+        return explain(settings, options, sys.stdout)
+    except BadRequestError as error:
+        return fail(str(error))
+
+
 def classify(options: argparse.Namespace) -> int:
     from vllm_watchdog.app.classify import classify
 

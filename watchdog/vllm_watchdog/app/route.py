@@ -11,11 +11,12 @@ from vllm_watchdog.core.policy import HAS_CHILD
 from vllm_watchdog.core.report import serving
 from vllm_watchdog.core.world import World
 from vllm_watchdog.launch import Launch
+from vllm_watchdog.prompt_plan import told
 
 
 def route(world: World, launches: Mapping[str, Launch]) -> list[dict[str, Any]]:
     """One object a service: `name`, `models`, `serving` (engine, generation, host, port, or None), `max_concurrent`, `why`,
-    `planned`."""
+    `prompt`, `planned`."""
     return [_service(world, service, launches) for service in world.services]
 
 
@@ -29,6 +30,7 @@ def _service(world: World, service: Service, launches: Mapping[str, Launch]) -> 
         "serving": _target(world, name, launches[name]) if name else None,
         "max_concurrent": lowering.to,
         "why": _why(lowering) if name else f"{wanted.name} is {wanted.phase}",
+        "prompt": told(launches[name or service.wanted].prompt),
         "planned": name is None and not any(_failed(world, each) for each in names),
     }
 

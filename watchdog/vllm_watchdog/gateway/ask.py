@@ -23,8 +23,8 @@ PART = 24                   # bytes of a part that isn't text, at least
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """`key`: of whom, "" for nobody.  `exact`: `tokens` is what the engine will count, no estimate.
-    `max_tokens`: of the answer; None: not looked at yet, or not said."""
+    """`key`: of whom, "" for nobody.  `exact`: `tokens` is what the engine will count, no estimate.  `longest`: of one of
+    its prompts.  `max_tokens`: of the answer; None: not counted yet, or not said."""
 
     path: str
     key: str
@@ -32,6 +32,7 @@ class Ask:
     bound: int
     media: int = 0
     tokens: int | None = None
+    longest: int = 0
     exact: bool = False
     max_tokens: int | None = None
 

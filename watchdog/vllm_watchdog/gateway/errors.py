@@ -18,6 +18,7 @@ class Refusal:
     code: str
     message: str
     retry_after_s: int | None = None
+    param: str | None = None
 
     def in_s(self, retry_after_s: int) -> Refusal:
         return replace(self, retry_after_s=retry_after_s)
@@ -46,6 +47,9 @@ FAILING = Refusal(503, "engine_failing", "The engine lives, but fails what it is
 TOO_MANY_CONNECTIONS = Refusal(503, "too_many_connections", "Too many connections are open", 1)
 DRAINING = Refusal(503, "gateway_stopping", "The gateway is stopping", 2)
 
+UNREADABLE = Refusal(400, "invalid_body", "The body can't be read")
+ENCODED = Refusal(415, "unsupported_encoding", "Compressed bodies are not taken here, since their size could not be known")
+
 ENGINE_DIED = Refusal(502, "engine_died", "The engine ended before it answered, and this request is not safe to repeat")
 ENGINE_CUT = Refusal(502, "engine_died", "The engine ended before its answer was complete")
 BAD_UPSTREAM = Refusal(502, "bad_answer", "The engine's answer is not valid HTTP")
@@ -63,12 +67,19 @@ QUARANTINED = Refusal(
 )
 
 
+def too_long(tokens: int, limit: int, exact: bool, path: str) -> Refusal:
+    """In the words that OpenAI's clients look for: the code, and both numbers."""
+    about = "has" if exact else "has by estimate"
+    message = f"The prompt {about} {tokens} tokens, and the longest that is taken here has {limit}: shorten it"
+    return Refusal(400, "context_length_exceeded", message, param="messages" if "chat" in path else "prompt")
+
+
 KINDS = {429: "rate_limit_error"}
 
 
 def payload(refusal: Refusal) -> bytes:
     kind = KINDS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "server_error")
-    error = {"message": refusal.message + ".", "type": kind, "param": None, "code": refusal.code}
+    error = {"message": refusal.message + ".", "type": kind, "param": refusal.param, "code": refusal.code}
     return json.dumps({"error": error}, separators=(",", ":")).encode()
 
 

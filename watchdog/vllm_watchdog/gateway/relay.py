@@ -54,7 +54,7 @@ class Exchange:
 
     def __init__(self, gate: Dispatcher, down: Downstream, head: RequestHead, kind: Kind, id_: int) -> None:
         self._gate, self.down, self.head, self.kind, self.id = gate, down, head, kind, id_
-        self._reply = Reply(down, head)
+        self._reply = Reply(gate.plan, gate.loop, down, head)
         self.at = gate.now()
         self.phase = Phase.READING
         self.body: bytes | None = None
@@ -180,7 +180,7 @@ class Exchange:
             self._answer.ended = True
         else:
             self._begin(b"")
-            self._finish(self._reply.stays(self._answer.head))
+            self._finish(self._reply.end(self._answer.head))
 
     def on_lost(self, fresh: bool, insertable: bool) -> None:
         """The connection is gone before the response was whole."""
@@ -238,7 +238,7 @@ class Exchange:
             return
         self._begin(answer.kept())
         if answer.ended:
-            self._finish(self._reply.stays(answer.head))
+            self._finish(self._reply.end(answer.head))
         elif self._upstream is not None and not self.down.paused:
             self._upstream.transport.resume_reading()
 
@@ -305,6 +305,7 @@ class Exchange:
 
     def _over(self) -> None:
         self._leave()
+        self._reply.stop()
         self.phase = Phase.DONE
         self._gate.over(self)
 

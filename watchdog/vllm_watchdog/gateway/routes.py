@@ -14,6 +14,7 @@ from enum import StrEnum, auto
 from typing import Any, TypeVar
 
 from vllm_watchdog.gateway_rules import Rule, WhenDown
+from vllm_watchdog.prompt_plan import PromptPlan, PromptPlanError, heard
 
 TEXTS = ("model", "path", "header", "key", "key_name")      # of a rule
 PARSE_LIMIT = 4 << 20       # of a body that has to be parsed for its model; a few milliseconds a megabyte
@@ -74,6 +75,7 @@ class Service:
     max_concurrent: int | None = None
     why: str = ""
     planned: bool = False
+    prompt: PromptPlan = PromptPlan()
     max_tokens: int | None = None
     preempted: int = field(default=0, compare=False)
 
@@ -162,6 +164,7 @@ def _service(where: str, value: object) -> Service:
         _limit(where, service, "max_concurrent"),
         _typed(service.get("why") or "", f"{where}.why", str),
         service.get("planned") is True,
+        _prompt(f"{where}.prompt", service.get("prompt") or {}),
         _limit(where, service, "max_tokens"),
         _typed(service.get("preempted", 0), f"{where}.preempted", int),
     )
@@ -170,6 +173,13 @@ def _service(where: str, value: object) -> Service:
 def _limit(where: str, service: Mapping[str, Any], key: str) -> int | None:
     limit = service.get(key)
     return max(1, _typed(limit, f"{where}.{key}", int)) if limit is not None else None
+
+
+def _prompt(where: str, value: object) -> PromptPlan:
+    try:
+        return heard(_typed(value, where, dict))
+    except PromptPlanError as error:
+        raise RouteError(f"{where}.{error}") from None
 
 
 def _target(where: str, value: object) -> Target:

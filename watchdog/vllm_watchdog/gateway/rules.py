@@ -33,9 +33,9 @@ def choose(route: Route, asked: Asked, header: Header, up: Takes, room: Takes) -
         service = route.service(rule.service)
         if service is None or not applicable(rule, asked.model, service.models, known):
             continue
-        if (matches := rule.matches(asked, header)) is None:
+        if (missed := rule.misses(asked, header)) is None:
             return None
-        if not matches:
+        if missed:
             continue
         here = Choice(service, number)
         if up(service) and (spilled is None or room(service)):

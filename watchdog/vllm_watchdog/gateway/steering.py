@@ -5,6 +5,7 @@ A rule that depends on the length of a prompt has it counted first, where its by
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm_watchdog.gateway import errors
@@ -31,9 +32,10 @@ class Steering:
         gate = self._gate
         if not gate.route.rules:
             return self._by_model(exchange)
-        choice = self._choice(exchange)
+        ask = self._ask(exchange)
+        choice = self._choice(exchange, ask)
         if choice is None:
-            gate.sizing.count(exchange, gate.route.pick(exchange.ask.model if exchange.ask is not None else None) or NOBODY)
+            gate.sizing.count(exchange, ask, self._usual(ask))
             return None
         service = choice.service or NOBODY
         if choice.refused:
@@ -48,15 +50,27 @@ class Steering:
         model = exchange.ask.model if exchange.ask is not None else model_of(exchange.body or b"")
         return gate.line_of(gate.route.pick(model) or NOBODY)
 
-    def _choice(self, exchange: Exchange) -> Choice | None:
-        head = exchange.head
-        asked = exchange.ask or Ask(head.path, key_of(secret(head)), model_of(exchange.body or b""), 0)
+    def _ask(self, exchange: Exchange) -> Ask:
+        """What isn't for the model has no prompt."""
+        head, ask = exchange.head, exchange.ask
+        if ask is None:
+            return Ask(head.path, key_of(secret(head)), model_of(exchange.body or b""), 0, tokens=0)
+        return replace(ask, bound=ask.bound + ask.media * self._usual(ask).prompt.media_tokens) if ask.media else ask
 
+    def _usual(self, ask: Ask) -> Service:
+        """Where it would go without rules: its tokenizer counts for all of that model."""
+        return self._gate.route.pick(ask.model) or NOBODY
+
+    def _choice(self, exchange: Exchange, ask: Ask) -> Choice | None:
         def shown(name: str) -> str | None:
-            value = header(head, name.encode())
+            value = header(exchange.head, name.encode())
             return None if value is None else value.decode("latin-1")
 
-        return choose(self._gate.route, asked, shown, self._up, lambda _: True)
+        def room(service: Service) -> bool:
+            limit = self._gate.sizing.limit(service)
+            return limit is None or ask.cost <= limit
+
+        return choose(self._gate.route, ask, shown, self._up, room)
 
     def _up(self, service: Service) -> bool:
         line = self._gate.lines.get(service.name)
@@ -68,7 +82,9 @@ class Steering:
         if line.open is not None or all(rule.when_down is not WhenDown.SPILL for rule in route.rules):
             return
         for exchange in tuple(line.queue):
-            choice = None if exchange.alone else self._choice(exchange)     # one that must go alone keeps its place
+            if exchange.alone:
+                continue        # it keeps its place
+            choice = self._choice(exchange, self._ask(exchange))
             if choice is not None and choice.service not in (None, line.service) and not choice.refused:
                 line.queue.remove(exchange)
                 self._gate.submit(exchange)

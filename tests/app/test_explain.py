@@ -1,0 +1,191 @@
+"""`llm-watchdog explain` and the table of rules, as operators read them."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.system.harness import Said, command
+
+from vllm_watchdog.app.check_config import check
+
+CONFIG = f"""
+[daemon]
+state_dir = "state"
+[engines.short]
+command = [{json.dumps(sys.executable)}, "serve"]
+model = "m"
+port = 8100
+gpus = [0]
+args = {{ gpu-memory-utilization = 0.55, max-model-len = 8192 }}
+[engines.short-b]
+backup_for = "short"
+port = 8101
+[engines.long]
+command = [{json.dumps(sys.executable)}, "serve"]
+model = "m-awq"
+port = 8102
+gpus = [0]
+args = {{ gpu-memory-utilization = 0.4, max-model-len = "128k", served-model-name = "m" }}
+[gateway.keys]
+batch = "SECRET"
+[[gateway.rules]]
+engine = "long"
+prompt_tokens_min = 6000
+when_down = "refuse"
+[[gateway.rules]]
+engine = "long"
+api_key = "batch"
+header = "X-Tier: b*"
+when_down = "spill"
+"""
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.toml").write_text(CONFIG)
+    return tmp_path
+
+
+def explain(*words: str) -> Said:
+    said = command("explain", *words)
+    assert "SECRET" not in said.out + said.err
+    return said
+
+
+@contextmanager
+def daemon(here: Path, **serving: str | None) -> Iterator[None]:
+    """Answers every question with who serves each service."""
+    services = [{"name": name, "serving": engine, "wanted": name, "lowered": None} for name, engine in serving.items()]
+    services[0]["lowered"] = {"to": 4, "since": 0, "why": ""}
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(json.dumps({"services": services}).encode() + b"\n")
+
+    (here / "state").mkdir()
+    with socketserver.ThreadingUnixStreamServer(str(here / "state" / "control.sock"), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+
+
+def test_the_rule_that_decides_is_named_with_its_engine_and_limit() -> None:
+    said = explain("--model", "m", "--tokens", "9000")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.splitlines() == [
+        "POST /v1/chat/completions, model m, 9000 prompt tokens",
+        "   1  6000 prompt tokens or more        -> long  when down: refuse   this one",
+        "   2  header X-Tier: b*, API key batch  -> long  when down: spill    no: API key",
+        "service long: rule 1 matches", "  engines: long", "  limit: 128000 prompt tokens, 119000 more than this has",
+        "  now: the daemon does not answer, so this is as if every engine served",
+    ]
+
+
+def test_key_and_header_are_looked_at() -> None:
+    with_key = explain("--api-key", "batch", "--header", "x-tier: batch", "--tokens", "1")
+    assert "service long: rule 2 matches\n" in with_key.out and "no: length" in with_key.out
+    shown = explain("--header", "Authorization: Bearer SECRET", "--header", "X-Tier: b", "--tokens", "1")
+    assert "service long: rule 2 matches\n" in shown.out
+    assert "no: header\n" in explain("--api-key", "batch", "--tokens", "1").out
+
+
+def test_without_a_rule_the_model_decides_and_a_long_prompt_is_said_to_be_refused() -> None:
+    said = explain("--model", "other", "--tokens", "5")
+    assert "service short: no rule matches, it is the first\n  engines: short (backup: short-b)\n" in said.out
+    too_long = explain("--model", "m", "--tokens", "200000")
+    assert too_long.code == 1
+    assert "  limit: 128000 prompt tokens, 72000 fewer than this has\n" in too_long.out
+
+
+def test_a_body_is_counted(here: Path) -> None:
+    body = here / "body.json"
+    body.write_text(json.dumps({"model": "m", "prompt": "word " * 10_000}))
+    said = explain("--path", "/v1/completions", "--file", str(body))
+    assert said.out.startswith("POST /v1/completions, model m, about 12507 prompt tokens\n"), "a model without a tokenizer"
+    assert "service long: rule 1 matches\n" in said.out
+
+
+def test_a_request_without_a_prompt_needs_no_length() -> None:
+    said = explain("--path", "/tokenize")
+    assert (said.code, said.out.splitlines()[0]) == (0, "POST /tokenize, no model named, 0 prompt tokens")
+
+
+@pytest.mark.parametrize(("words", "problem"), [
+    (("--model", "m"), "a rule depends on the length of the prompt, expected --tokens N or --file BODY.json"),
+    (("--api-key", "bach", "--tokens", "1"), "--api-key bach: expected a name of gateway.keys, one of batch"),
+    (("--header", "SECRET", "--tokens", "1"), "--header: without a colon, expected 'Name: value'"),
+    (("--header", "a: b\nc: d", "--tokens", "1"),
+     "a path or a header holds a line break or what is not ASCII, expected one line"),
+    (("--path", "v1", "--tokens", "1"), "--path v1: expected it to begin with /"),
+    (("--header", "Host: x", "--tokens", "1"),
+     "--path or --header: The request is not valid HTTP/1.1: expected one Host header"),
+    (("--file", "nothing.json"), "nothing.json: No such file or directory, expected the body of a request"),
+    (("--file", "/dev/zero"), "/dev/zero: more than gateway.max_body_mib, which the gateway refuses with 413")])
+def test_what_is_no_request_is_said_in_one_line(words: tuple[str, ...], problem: str) -> None:
+    said = explain(*words)
+    assert (said.code, said.out, said.err) == (2, "", problem + "\n")
+
+
+def test_live_state_decides_where_the_daemon_answers(here: Path) -> None:
+    with daemon(here, short="short-b", long=None):
+        refused = explain("--tokens", "9000")
+        assert refused.code == 1
+        assert "service long: rule 1 matches; it is down, so the request gets 503 at once\n" in refused.out
+        assert "  now: down, long is wanted\n" in refused.out
+        spilled = explain("--api-key", "batch", "--header", "X-Tier: b", "--tokens", "1")
+        assert spilled.code == 0
+        assert "service short: rule 2 matches, and spills while long is down\n" in spilled.out
+        assert "  now: short-b serves, 4 requests at a time\n" in spilled.out
+
+
+def test_what_fits_nowhere_else_waits(here: Path) -> None:
+    rules = CONFIG.replace('when_down = "refuse"', 'when_down = "spill"')
+    (here / "config.toml").write_text(rules)
+    with daemon(here, short="short", long=None):
+        said = explain("--tokens", "9000")
+        assert "it is down, and no other engine takes it, so the request waits, for 60 s at most\n" in said.out
+        assert "service short: rule 1 matches, and spills while long is down\n" in explain("--tokens", "7000").out
+
+
+def test_a_service_that_the_daemon_does_not_know_is_said(here: Path) -> None:
+    with daemon(here, short="short"):
+        assert "  now: the daemon does not know it: reload or restart it\n" in explain("--tokens", "9000").out
+
+
+def test_check_config_shows_the_rules_and_the_sum_of_a_cards_shares(here: Path) -> None:
+    out, err = StringIO(), StringIO()
+    assert check(here / "config.toml", out, err) == 0
+    text = out.getvalue()
+    assert "GPU 0: engines take short 0.55 + long 0.4 = 0.95, with CUDA contexts of 0.01 each 0.97 of its memory" in text
+    assert "warning" not in text
+    start = text.index("the gateway's rules")
+    assert text[start:].splitlines()[:4] == [
+        "the gateway's rules, of which the first that matches counts:",
+        "   1  6000 prompt tokens or more        -> long  when down: refuse",
+        "   2  header X-Tier: b*, API key batch  -> long  when down: spill",
+        "  else by the request's model: m -> short; any other -> short"]
+
+
+def test_shares_that_are_more_than_the_card_with_their_contexts_are_told(here: Path) -> None:
+    (here / "config.toml").write_text(CONFIG.replace("0.55", "0.59"))
+    out = StringIO()
+    assert check(here / "config.toml", out, StringIO()) == 0
+    assert ("warning: engines: on GPU 0 short 0.59 + long 0.4 = 0.99, with CUDA contexts of 0.01 each 1.01: more than the "
+            "card, the last one to start will not fit\n") in out.getvalue()
+
+
+def test_the_completion_knows_it() -> None:
+    said: Any = command("completion", "bash")
+    assert "explain" in said.out and "--api-key" in said.out
