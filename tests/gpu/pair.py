@@ -160,9 +160,9 @@ class Pair:
             host.row("GPU 1's engine: same process, serving; neighbour lives",
                      f"{now['pid'] == other['pid']}, {now['phase'] == 'serving'}; {neighbour.lives()}")
             host.record("gpu0-full", host.meter.read())
-        left = time.monotonic()
+            left = time.monotonic()
         host.until(lambda engines, _: engines["primary"]["phase"] in ("starting", "loading", "serving"), 30)
-        spawned = host.first(left - 1, "engine.spawned", engine="primary")
+        spawned = host.first(left, "engine.spawned", engine="primary")
         host.row("neighbour gone: exec after", f"{spawned['at'] - left:.2f} s" if spawned else "not seen")
         host.row("neighbour gone: primary serves again after", f"{host.until(home, 150):.1f} s")
         host.row("neighbour: answers to the clients", clients.said())
