@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import sys
+import threading
 import time
 
 import pytest
 from tests.core.scenes import GIB, WALL, Scene, gpu, mark, metrics, plan, tree
 from tests.fakes.tell import Clock, Said
 
-from vllm_watchdog.app.samples import Sampler
+from vllm_watchdog.app.samples import KEPT, Sampler
 from vllm_watchdog.core import events as e
 from vllm_watchdog.tell.history import History, Reader
 from vllm_watchdog.tell.samples import KEPT_S, Sample, Samples, columns, prune, schema
@@ -107,6 +109,28 @@ def test_engines_and_cards_are_sampled_and_what_is_not_known_is_left_out():
     scene.feed(e.Scraped(4.0, M, metrics(5)))
     assert "tokens_per_s" not in sampler.take(scene.world)[1].figures      # the counter began anew
     assert sampler.rows()[1].split(",")[1:] == ["primary", "1", "serving", "", "", "0", "", "", ""]
+
+
+def test_the_loop_may_read_while_the_sampler_takes():
+    scene, sampler = Scene(plan(gpus=(0,))), Sampler()
+    scene.gpus(0.5, gpu(1))
+    scene.serve()
+    over, before = threading.Event(), sys.getswitchinterval()
+
+    def take():
+        while not over.is_set():
+            sampler.take(scene.world)
+
+    taker = threading.Thread(target=take)
+    sys.setswitchinterval(1e-6)
+    try:
+        taker.start()
+        while len(sampler.points("primary")) < KEPT:
+            assert len(sampler.rows()) <= KEPT + 1
+    finally:
+        over.set()
+        taker.join()
+        sys.setswitchinterval(before)
 
 
 def test_without_a_driver_no_card_is_sampled():

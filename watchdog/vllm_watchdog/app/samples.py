@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 from vllm_watchdog.core.policy import HAS_CHILD
@@ -19,27 +18,29 @@ OTHERS = "others"   # ... and of all that is not ours
 
 
 class Sampler:
-    """Called by one thread; a bundle gets a copy."""
+    """One thread takes, any may read: what is kept is replaced, never changed, for a reader may be in the middle of it."""
 
     def __init__(self) -> None:
-        self._rows: deque[tuple[str, ...]] = deque(maxlen=KEPT)
-        self._points: deque[tuple[str, Point]] = deque(maxlen=KEPT)
+        self._rows: tuple[tuple[str, ...], ...] = ()
+        self._points: tuple[tuple[str, Point], ...] = ()
         self._counted: dict[str, tuple[int, float, float]] = {}     # engine: generation, wall, tokens
 
     def take(self, world: World) -> list[Sample]:
         """One sample an engine that has a process, one a card."""
         wall = world.at + world.wall_offset
         samples = [] if isinstance(world.gpus, Unknown) else [_card(gpu, wall) for gpu in world.gpus]
+        rows, points = list[tuple[str, ...]](), list[tuple[str, Point]]()
         for engine in world.engines:
             if engine.phase in HAS_CHILD:
                 sample = Sample(f"engine/{engine.name}", wall, dict(self._engine(world, engine, wall)))
                 known = (sample.figures.get(name) for name in FIGURES)
                 texts = ("" if figure is None else f"{figure:.10g}" for figure in known)
-                self._rows.append((f"{wall:.3f}", engine.name, str(engine.generation), engine.phase.value, *texts))
+                rows.append((f"{wall:.3f}", engine.name, str(engine.generation), engine.phase.value, *texts))
                 point = Point(wall, _cards(world, engine), engine.tree.rss_bytes if engine.tree else None,
                               sample.figures.get("kv_usage"))
-                self._points.append((engine.name, point))
+                points.append((engine.name, point))
                 samples.append(sample)
+        self._rows, self._points = (*self._rows, *rows)[-KEPT:], (*self._points, *points)[-KEPT:]
         return samples
 
     def points(self, engine: str) -> tuple[Point, ...]:
