@@ -290,6 +290,20 @@ def test_a_killed_worker_kills_the_engine(engine: Callable[..., Engine]) -> None
     wait_for(lambda: sim.members() == [], "no process left")
 
 
+def test_a_stopped_worker_hangs_the_engine_until_it_goes_on(engine: Callable[..., Engine]) -> None:
+    sim = engine("--tensor-parallel-size", "2").ready()
+    worker = sim.named("VLLM::Worker_TP1")
+    worker.suspend()
+    answers: list[int] = []
+    asking = threading.Thread(target=lambda: answers.append(sim.complete(max_tokens=1)[0]))
+    asking.start()
+    asking.join(0.3)
+    assert asking.is_alive() and sim.status() == 200
+    worker.resume()
+    asking.join(5)
+    assert answers == [200]
+
+
 def test_workers_end_when_the_engine_core_is_killed(engine: Callable[..., Engine]) -> None:
     sim = engine("--tensor-parallel-size", "2").ready()
     sim.core.kill()

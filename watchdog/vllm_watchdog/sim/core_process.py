@@ -20,6 +20,7 @@ from vllm_watchdog.sim.scheduler import Request, Scheduler
 
 LEAK_LIMIT_MIB = 1024
 IDLE_S = 0.25  # so soon a dead worker or a timed fault is noticed
+WORKER_S = 0.005  # so soon a worker that is late is looked at again
 TICK_S = 0.1  # while something grows by the second or a stop is near
 
 
@@ -96,16 +97,19 @@ class EngineCore:
 
     def _turn(self) -> None:
         self._timed_faults()
-        if (dead := self.holders.dead_worker()) is not None:
-            text = f"Worker proc VllmWorker-{dead} died unexpectedly (exit code: None), shutting down executor."
-            self.log.record("ERROR", "multiproc_executor.py:315", text)
-            raise StepFailedError("RuntimeError: cancelled")
+        self._miss_workers()
         if self.dozing is not None and not self.scheduler.busy:
             self._fall_asleep(self.dozing)
         if self.hung or self.asleep or not self.scheduler.busy:
             self._listen(TICK_S if self.terminated or self._timed else IDLE_S)
         else:
             self._step()
+
+    def _miss_workers(self) -> None:
+        if (dead := self.holders.dead_worker()) is not None:
+            text = f"Worker proc VllmWorker-{dead} died unexpectedly (exit code: None), shutting down executor."
+            self.log.record("ERROR", "multiproc_executor.py:315", text)
+            raise StepFailedError("RuntimeError: cancelled")
 
     def _begin_shutdown(self) -> None:
         timeout_s = self.options.shutdown_timeout_s
@@ -127,13 +131,17 @@ class EngineCore:
         """One forward pass: it listens while the pass takes its time, and reports when it ends."""
         step = self.scheduler.step()
         ends_at = time.monotonic() + self.sim.token_s + step.prefill_tokens / self.sim.prefill_tokens_per_s
+        self.holders.step()
         while True:
             left_s = ends_at - time.monotonic()
             self._listen(max(0.0, left_s))
             if self.hung:
                 return  # the pass never returns: no output, no new gauge
             if left_s <= 0:
-                break
+                if self.holders.stepped():
+                    break
+                self._miss_workers()
+                ends_at = time.monotonic() + WORKER_S
         self._send(
             {
                 "kind": "step",
