@@ -49,8 +49,9 @@ Row = tuple[str, str, str, bool | None]         # what, figure, goal, whether it
 class Crowd:
     """`outcomes`: whole; cut (a stream that had begun, and said so); anything else is a failure, by its name."""
 
-    def __init__(self, port: int, tokens: int = 4, until: Callable[[int], bool] = lambda _: False) -> None:
-        self.port, self.tokens, self._until = port, tokens, until
+    def __init__(self, port: int, tokens: int = 4, until: Callable[[int], bool] = lambda _: False,
+                 patience_s: float = 25) -> None:
+        self.port, self.tokens, self._until, self._patience_s = port, tokens, until, patience_s
         self.outcomes, self.answered_at = Counter[str](), list[float]()
         self.stopping = False
         self._numbers = count(1)
@@ -79,7 +80,7 @@ class Crowd:
         if stream:
             body["stream_options"] = {"include_usage": True}
         client.send(request("POST", "/v1/completions", json.dumps(body).encode()))
-        async with asyncio.timeout(25):
+        async with asyncio.timeout(self._patience_s):
             answer = await client.answer()
         stays = answer.whole and answer.headers.get("connection") != "close"
         if answer.status != 200:
