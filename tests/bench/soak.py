@@ -46,6 +46,8 @@ RECEIVER_AWAY = "receiver away"
 SCENES = ("port taken", "both engines")         # they need a calm host to begin with
 HANG = {"still_s": 2.0, "probe_s": 5.0, "patience_s": 3.0, "dead_s": 4.0}      # others work on this machine, too
 
+DAEMON = {"sample_s": 1.0, "listen": "off"}
+
 
 @dataclass(frozen=True)
 class Step:
@@ -193,7 +195,7 @@ def work(stage: Stage, steps: Iterator[Step], until: float, tally: Tally) -> Non
 
 def told(stage: Stage, tally: Tally) -> None:
     """Every incident of the history: told when it opened, and when it ended."""
-    for key, row in stage.incidents().items():
+    for key in stage.incidents():
         tally.incidents += 1
         try:
             stage.resolution_told(key)
@@ -204,8 +206,8 @@ def told(stage: Stage, tally: Tally) -> None:
             tally.untold.append(f"{key}: never opened")
         if max(letters["opened"], letters["resolved"]) > 1:
             tally.twice.append(f"{key}: {dict(letters)}")
-        if row["wall_resolved"] is None:
-            tally.problems.append(f"{key} is still open")
+    still = [key for key, row in stage.incidents().items() if row["wall_resolved"] is None]     # alerts are told after it
+    tally.problems += [f"{key} is still open" for key in still]
 
 
 def close(stage: Stage, tally: Tally) -> None:
@@ -218,7 +220,7 @@ def rough(folder: Path, seed: int, seconds: float, tally: Tally) -> None:
     for standby in ("cold", "sleeping"):
         own = Tally(tally.name)
         try:
-            with Stage(folder / standby, standby, True, CALM_S, hang=HANG) as stage:
+            with Stage(folder / standby, standby, True, CALM_S, hang=HANG, daemon=DAEMON) as stage:
                 work(stage, plan(seed, True, standby), time.monotonic() + seconds / 2, own)
                 stage.crowd.stopping = True
             close(stage, own)
@@ -238,7 +240,8 @@ def steady(folder: Path, seed: int, seconds: float, tally: Tally, samples: dict[
     page = free_port()
     over = threading.Event()
     try:
-        with Stage(folder, "hot", True, CALM_S, hang=HANG, daemon={"listen": f"127.0.0.1:{page}"}) as stage:
+        with Stage(folder, "hot", True, CALM_S, hang=HANG,
+                   daemon=DAEMON | {"listen": f"127.0.0.1:{page}"}) as stage:
             assert stage.host.daemon
             pids = {"daemon": stage.host.daemon.pid, "gateway": stage.gateway.pid}
             began = time.monotonic()
@@ -315,6 +318,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--report", type=Path, help="the table as Markdown")
+    parser.add_argument("--samples", type=Path, help="memory, descriptors, threads as CSV")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seconds, samples = options.minutes * 60, dict[str, list[Sample]](daemon=[], gateway=[])
@@ -328,6 +332,10 @@ def main() -> int:
             host.start()
         for host in hosts:
             host.join()
+    if options.samples:
+        lines = [f"{name},{each.at_s:.0f},{each.pss_mib:.2f},{each.fds},{each.threads}"
+                 for name, taken in samples.items() for each in taken]
+        options.samples.write_text("\n".join(["process,at_s,pss_mib,fds,threads", *lines]) + "\n", "utf-8")
     warm_s = WARM_UP * seconds
     trends = {name: trend(each, warm_s) for name, each in samples.items() if sum(one.at_s >= warm_s for one in each) > 1}
     rows = judged(tallies, trends, warm=options.minutes >= 30)
