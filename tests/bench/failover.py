@@ -70,9 +70,10 @@ class Crowd:
                 outcome, stays = type(error).__name__, False
             self.outcomes[outcome] += 1
             self.answered_at.append(time.monotonic())
-            if not stays and client is not None:
-                client.close()
-                client = None
+            if not stays:
+                if client is not None:
+                    client.close()
+                    client = None
                 await asyncio.sleep(BEFORE_AGAIN_S.get(outcome, 0.02))      # as a client would, before it tries again
         if client is not None:
             client.close()
