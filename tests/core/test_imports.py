@@ -15,7 +15,8 @@ PACKAGE = "vllm_watchdog"
 ADAPTERS = ("sense", "act", "tell", "web", "gateway", "sim")
 # Modules beside the rooms that adapters may use.
 COMMON = frozenset({
-    "cards", "config", "launch", "proc", "procfs", "cgroup", "exchange", "gateway_plan", "gateway_rules", "prompt_plan", "say",
+    "cards", "config", "launch", "proc", "procfs", "cgroup", "exchange", "gateway_plan", "gateway_rules", "prompt_plan",
+    "say",
 })
 PURE = frozenset({
     "__future__", "bisect", "collections", "dataclasses", "datetime", "difflib", "enum", "functools", "itertools", "json",
