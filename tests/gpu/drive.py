@@ -119,6 +119,7 @@ class Drive:
     def exhaust(self) -> None:
         """A neighbour takes the rest of the card; then a long prompt: the articles' crash."""
         self.host.until(both_up, 100)
+        self.host.calm(50)
         pause(STEADY_S)
         with Clients(self.host.gateway_url) as clients, Neighbour(self.gpu) as neighbour:
             began = self._oom(neighbour, clients)
@@ -178,7 +179,7 @@ class Drive:
         """A neighbour crosses both: bundle, alert, fewer requests.  The last stage: the card must be calm for long after."""
         host = self.host
         host.until(both_up, 100)
-        host.calm(50)
+        host.calm(160)      # a card that was over its limit must be calm for 120 s
         total = used(host.meter.read(), self.gpu)[1] // MIB
         with Neighbour(self.gpu) as neighbour:
             for class_, share in (("vram_high", 0.87), ("vram_degrade", 0.93)):
@@ -263,7 +264,7 @@ class Drive:
         host.row("... and samples again after", f"{host.until(gpu_known, 90):.1f} s")
 
 
-NEEDS_S = {"sampling": 15.0, "kills": 0.0, "exhaust": START_S + 50, "hang": START_S + 25,
+NEEDS_S = {"sampling": 15.0, "kills": 0.0, "exhaust": START_S + 80, "hang": START_S + 25,
            "overhead": PAIRS * 2.4 * HALF_S + 10, "helper": 30.0, "thresholds": 40.0}
 
 
