@@ -191,7 +191,7 @@ class Drive:
                 host.row(f"{class_} at {share:.0%}: told after", f"{raised['at'] - filled:.1f} s: {raised['text']}")
                 bundle = host.awaited(since, 20, "evidence.done")
                 host.row("... evidence complete after; missing",
-                         f"{bundle['at'] - filled:.1f} s; {bundle['missing'] or 'nothing'}")
+                         f"{bundle['at'] - filled:.1f} s; {bundle.get('missing', 'nothing')}")
             host.until(lambda _, doc: doc["services"][0]["lowered"] is not None, 5)
             host.row("... lowered", json.dumps((host.status() or {})["services"][0]["lowered"]))
             pause(2)
