@@ -70,28 +70,27 @@ def code(body: bytes) -> str:
         return "?"
 
 
-async def crowd(port: int, shorts: int, longs: int, seconds: float, sizes: Sequence[tuple[int, int]], seed: int = 7,
+async def crowd(port: int, shorts: int, longs: int, seconds: float, sizes: Sequence[tuple[int, int]], article: bool = False,
                 answer: int = ANSWER, deadline_s: float = 900.0) -> list[Got]:
-    """`sizes`: tokens from and to, of the short prompts and of the long ones.  One of the long ones is the articles'."""
+    """`sizes`: tokens from and to, of the short prompts and of the long ones; `article`: and the articles' own."""
     got: list[Got] = []
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
 
     async def client(number: int, long: bool) -> None:
-        chance = random.Random(seed * 1000 + number)
+        chance = random.Random(7000 + number)
         await asyncio.sleep(chance.random() * 0.1)
         turn = 0
         while loop.time() < end:
-            article = long and number == 0 and turn % 2 == 0
-            text = ARTICLE if article else prompt(chance.randint(*sizes[long]))
+            text = ARTICLE if article and number == 0 and turn % 2 == 0 else prompt(chance.randint(*sizes[long]))
             verdict, first, total, wait_s = await ask(port, text, answer, deadline_s)
             got.append(Got(long, verdict, first, total))
             turn += 1
             if wait_s:
                 await asyncio.sleep(min(wait_s, max(0.0, end - loop.time())))
 
-    await asyncio.gather(*(client(number, long=False) for number in range(shorts)),
-                         *(client(number, long=True) for number in range(longs)))
+    await asyncio.gather(*(client(number, long=True) for number in range(longs)),
+                         *(client(number, long=False) for number in range(longs, longs + shorts)))
     return got
 
 
