@@ -158,6 +158,27 @@ def test_prompts_together_stay_under_the_tokens_that_an_engine_takes() -> None:
     run(work())
 
 
+def test_long_prompts_that_must_fit_together_are_counted_not_guessed() -> None:
+    """By the engine, where there is no tokenizer: 2,500 tokens by their bytes are 6,000."""
+    async def work() -> None:
+        gate = Gate()
+
+        async def counting(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: Any) -> None:
+            if asked.target == "/tokenize":
+                writer.write(ok(b'{"count": 6000, "max_model_len": 100000, "tokens": []}'))
+            else:
+                await gate(backend, asked, writer, reader)
+
+        backend = await Backend(counting).start()
+        async with running() as bench:
+            bench.serve(backend.serving(), max_tokens=10_000)
+            tasks = [asking(bench, "a", 2500), asking(bench, "a", 2500)]
+            await until(lambda: gate.names() == {"a": 1} and bench.gauge("holding") == 1, "one of two fits")
+            assert set(await answered(gate, tasks)) == {200}
+
+    run(work())
+
+
 # -- the breaker
 
 def failing(status: str = "500 Internal Server Error") -> Any:

@@ -66,21 +66,27 @@ class Sizing:
         """True: it is being counted, or has its answer; once it is counted it is submitted again."""
         ask, plan = exchange.ask, service.prompt
         allowed = self.budget(service)
-        if ask is None or allowed.longest is None:
+        if ask is None or (ask.tokens is None and not self._matters(ask, service, allowed)):
             return False
         if self._encoded(exchange):
             return True
         if ask.tokens is None:
-            if ask.bound + ask.media * plan.media_tokens <= allowed.longest:
-                return False
             exchange.size_up(self._count(exchange, ask, plan, service.serving, allowed.longest))
             return True
         verdict = allowed.verdict(ask, plan.over)
         if verdict is Verdict.CUT:
             exchange.size_up(self._cut(exchange, ask, plan, allowed))
-        elif verdict is Verdict.TOO_LONG:
+        elif verdict is Verdict.TOO_LONG and allowed.longest is not None:
             exchange.refuse(errors.too_long(ask.longest, allowed.longest, ask.exact, ask.path))
         return verdict is not Verdict.FITS
+
+    def _matters(self, ask: Ask, service: Service, allowed: Budget) -> bool:
+        """May it be too long, or a long one of those that must fit together?  What is short is estimated well enough."""
+        bound = ask.bound + ask.media * service.prompt.media_tokens
+        if allowed.longest is not None and bound > allowed.longest:
+            return True
+        together = service.max_tokens is not None or allowed.room is not None
+        return together and service.serving is not None and bound >= self._gate.plan.long_tokens
 
     def count(self, exchange: Exchange, ask: Ask, service: Service) -> None:
         """A rule depends on its tokens: it is submitted again once they are counted."""
