@@ -38,6 +38,12 @@ def test_a_service_is_lowered_to_what_its_backup_takes_if_that_is_less(
     assert limit(EnginePlan("a", 1, max_seqs=primary), EnginePlan("b", 2, max_seqs=backup)) == to
 
 
+def test_what_the_gateway_lets_through_counts_as_what_an_engine_takes() -> None:
+    primary = EnginePlan("a", 1, max_seqs=64, max_concurrent=8)
+    assert limit(primary, EnginePlan("b", 2, max_seqs=16)) is None
+    assert limit(primary, EnginePlan("b", 2, max_seqs=16, max_concurrent=4)) == 4
+
+
 def test_it_answers_the_memory_of_the_primarys_cards_and_its_kv_cache() -> None:
     others = (replace(FULL, subject="gpu2"), replace(FULL, class_="vram_high"), replace(KV, subject="backup"),
               replace(FULL, subject="primary"))
