@@ -917,6 +917,8 @@ def test_nothing_is_created(here: Path) -> None:
      "hang.patience_blind_s"),
     ("args = { shutdown-timeout = 60 }",
      "engines.primary.stop_timeout_s: 30 kills the engine before its --shutdown-timeout of 60 s is over"),
+    ("max_concurrent = 16\nargs = { max-num-seqs = 8 }",
+     "engines.primary.max_concurrent: 16 is over its max-num-seqs of 8: the rest waits in vLLM, first in first out"),
     ("gpus = [0]\nargs = { tensor-parallel-size = 2, gpu-memory-utilization = 0.8 }",
      "engines.primary.gpus: names 1 cards, but its args spread it over 2"),
     ("[daemon]\nlisten = '0.0.0.0:9178'",

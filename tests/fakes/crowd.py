@@ -30,13 +30,14 @@ class Got:
 
 
 def prompt(tokens: int) -> str:
-    return "word"[:3] + " wor" * (tokens - 1)
+    return "wor" + " wor" * (tokens - 1)
 
 
-async def ask(port: int, text: str, answer: int, deadline_s: float) -> tuple[str, float, float, int]:
+async def ask(port: int, model: str, text: str, answer: int, deadline_s: float) -> tuple[str, float, float, int]:
     """Verdict, seconds to the first token and to the end, seconds to wait before the next try."""
     loop = asyncio.get_running_loop()
-    body = json.dumps({"model": "stand-in", "prompt": text, "max_tokens": answer, "stream": True}).encode()
+    asked = {"model": model, "prompt": text, "max_tokens": answer, "ignore_eos": True, "stream": True}
+    body = json.dumps(asked).encode()
     began = loop.time()
     try:
         async with asyncio.timeout(deadline_s):
@@ -71,7 +72,7 @@ def code(body: bytes) -> str:
 
 
 async def crowd(port: int, shorts: int, longs: int, seconds: float, sizes: Sequence[tuple[int, int]], article: bool = False,
-                answer: int = ANSWER, deadline_s: float = 900.0) -> list[Got]:
+                answer: int = ANSWER, deadline_s: float = 900.0, model: str = "stand-in") -> list[Got]:
     """`sizes`: tokens from and to, of the short prompts and of the long ones; `article`: and the articles' own."""
     got: list[Got] = []
     loop = asyncio.get_running_loop()
@@ -83,7 +84,7 @@ async def crowd(port: int, shorts: int, longs: int, seconds: float, sizes: Seque
         turn = 0
         while loop.time() < end:
             text = ARTICLE if article and number == 0 and turn % 2 == 0 else prompt(chance.randint(*sizes[long]))
-            verdict, first, total, wait_s = await ask(port, text, answer, deadline_s)
+            verdict, first, total, wait_s = await ask(port, model, text, answer, deadline_s)
             got.append(Got(long, verdict, first, total))
             turn += 1
             if wait_s:

@@ -17,7 +17,7 @@ from vllm_watchdog.config_levels import card_parts, card_shares, full, told
 from vllm_watchdog.config_problems import near
 from vllm_watchdog.config_sources import Path_
 from vllm_watchdog.core.plan import Standby
-from vllm_watchdog.launch import holds_password, unknown_flags
+from vllm_watchdog.launch import holds_password, most_at_once, unknown_flags
 
 if TYPE_CHECKING:
     from vllm_watchdog.config import Settings
@@ -218,6 +218,10 @@ def _doubtful_flags(settings: Settings, name: str) -> Found:
             ("engines", name, "stop_timeout_s"),
             f"{engine.stop_timeout_s:g} kills the engine before its --shutdown-timeout of {drain:g} s is over",
         )
+    most = most_at_once(engine.args)
+    if own.max_concurrent is not None and most is not None and own.max_concurrent > most:
+        what = f"{own.max_concurrent} is over its max-num-seqs of {most}: the rest waits in vLLM, first in first out"
+        yield ("engines", name, "max_concurrent"), what
     if (wanted := _cards_wanted(engine)) > len(engine.gpus) > 0:
         yield ("engines", name, "gpus"), f"names {len(engine.gpus)} cards, but its args spread it over {wanted}"
 
