@@ -66,6 +66,6 @@ def test_an_engines_own_limits_hold_at_once_after_a_reload_and_the_lower_one_cou
 
 def test_preemptions_of_the_engine_that_serves_are_told() -> None:
     scene = Scene(plan()).serve()
-    assert read(scene).preempted == 0
+    assert read(scene).preempted is None
     scene.feed(e.Scraped(5.0, mark("primary#1"), replace(metrics(), preemptions=7.0)))
     assert read(scene).preempted == 7
