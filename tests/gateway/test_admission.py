@@ -62,7 +62,7 @@ async def answered(gate: Gate, tasks: list[asyncio.Task[Answer]]) -> list[int]:
 def test_who_waited_for_room_in_vain_is_told_that_it_is_busy_and_why() -> None:
     async def work() -> None:
         backend = await Backend(hang).start()
-        async with running(hold_s=0.3) as bench:
+        async with running(hold_s=0.1) as bench:
             bench.serve(backend.serving(), max_concurrent=1, why="only 1 requests run at a time (kv_pressure of primary)")
             first = asking(bench, "first")
             await until(lambda: backend.asked, "it is there")
@@ -192,7 +192,7 @@ def failing(status: str = "500 Internal Server Error") -> Any:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(of_status_s, 500, 0.02)
-    monkeypatch.setattr(breaker, "open_s", 0.4)
+    monkeypatch.setattr(breaker, "open_s", 0.2)
 
 
 def states(bench: Bench) -> list[str]:
@@ -242,7 +242,7 @@ def test_who_waited_for_a_broken_engine_in_vain_is_told_so(monkeypatch: pytest.M
 
     async def work() -> None:
         backend = await Backend(failing()).start()
-        async with running(hold_s=0.2) as bench:
+        async with running(hold_s=0.1) as bench:
             bench.serve(backend.serving())
             for n in range(breaker.failures):
                 await bench.complete(f"different {n}")
@@ -255,7 +255,7 @@ def test_who_waited_for_a_broken_engine_in_vain_is_told_so(monkeypatch: pytest.M
 # -- the throttle
 
 def test_preemptions_that_the_daemon_tells_of_lower_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throttle, "window_s", 0.3)
+    monkeypatch.setattr(throttle, "window_s", 0.1)
 
     async def work() -> None:
         gate = Gate()
@@ -274,7 +274,7 @@ def test_preemptions_that_the_daemon_tells_of_lower_the_limit(monkeypatch: pytes
 
 
 def test_late_first_tokens_lower_the_limit_and_that_is_said_to_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throttle, "window_s", 0.3)
+    monkeypatch.setattr(throttle, "window_s", 0.1)
 
     over = asyncio.Event()
 
@@ -287,7 +287,7 @@ def test_late_first_tokens_lower_the_limit_and_that_is_said_to_who_waits_for_it(
 
     async def work() -> None:
         backend = await Backend(late).start()
-        async with running(first_token_s=0.05, hold_s=0.3) as bench:
+        async with running(first_token_s=0.05, hold_s=0.1) as bench:
             bench.serve(backend.serving())
             tasks = [asking(bench, str(n)) for n in range(8)]
             await until(lambda: [1 for event, _ in bench.said if event == "gateway.throttled"], "the limit is lowered")

@@ -190,9 +190,9 @@ def test_prompts_of_all_sizes_never_meet_the_memory_cliff_if_they_wait_for_room(
         flags = ("--sim-kib-per-token", "1024", "--gpu-memory-utilization", "0.5", "--served-model-name", "stand-in",
                  "--long-prefill-token-threshold", "500")
         sim = await Sim("primary", *flags).start()
-        async with running(long_tokens=1000, suspect_tokens=1000, hold_s=60.0 if limited else 0.5) as bench:
+        async with running(long_tokens=1000, suspect_tokens=1000, hold_s=60.0 if limited else 0.1) as bench:
             bench.serve(sim.serving(), max_tokens=9000 if limited else None)
-            got = await crowd(bench.port, 3, 5, 1.0, ((50, 100), (1000, 8000)), answer=20, deadline_s=20)
+            got = await crowd(bench.port, 3, 5, 0.5, ((50, 100), (1000, 8000)), answer=20, deadline_s=20)
             if limited:
                 assert verdicts(got).keys() == {"short whole", "long whole"}
                 assert sim.process.poll() is None
