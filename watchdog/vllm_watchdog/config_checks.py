@@ -18,6 +18,7 @@ from vllm_watchdog.config_problems import near
 from vllm_watchdog.config_sources import Path_
 from vllm_watchdog.core.plan import Standby
 from vllm_watchdog.launch import holds_password, most_at_once, unknown_flags
+from vllm_watchdog.prompt_plan import context_of
 
 if TYPE_CHECKING:
     from vllm_watchdog.config import Settings
@@ -194,7 +195,7 @@ def _unwritable(folder: Path) -> str:
 def doubts(settings: Settings) -> Found:
     """What can be meant, but seldom is."""
     for name in settings.engines:
-        yield from chain(_doubtful_flags(settings, name), _doubtful_model(settings, name))
+        yield from chain(_doubtful_flags(settings, name), _doubtful_model(settings, name), _doubtful_prompts(settings, name))
     yield from config_channels.doubtful(settings.alerts)
     yield from config_rules.doubtful(settings)
     yield from _doubtful_levels(settings)
@@ -224,6 +225,15 @@ def _doubtful_flags(settings: Settings, name: str) -> Found:
         yield ("engines", name, "max_concurrent"), what
     if (wanted := _cards_wanted(engine)) > len(engine.gpus) > 0:
         yield ("engines", name, "gpus"), f"names {len(engine.gpus)} cards, but its args spread it over {wanted}"
+
+
+def _doubtful_prompts(settings: Settings, name: str) -> Found:
+    own, context = settings.engines[name], context_of(settings.engine(name).args)
+    limit = own.prompt_limit
+    if context is not None and limit != "auto" and limit > context:
+        yield ("engines", name, "prompt_limit"), f"{limit} is more than its max-model-len of {context}, which then counts"
+    if own.vram_share is not None and not settings.engine(name).gpus:
+        yield ("engines", name, "vram_share"), "limits nothing, since the engine names no gpus"
 
 
 def _doubtful_model(settings: Settings, name: str) -> Found:
