@@ -7,6 +7,7 @@ JSON and `size` bytes of body, and so is an answer.  Ends with its input.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -76,5 +77,6 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    gc.set_threshold(1_000_000)     # JSON makes no cycles, and a million lists would be looked at a thousand times
     os.nice(5)          # a stream's next token is more urgent
     serve(sys.stdin.buffer, sys.stdout.buffer)
