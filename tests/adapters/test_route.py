@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tests.core.scenes import Scene, mark, metrics, plan
+from tests.core.scenes import Scene, gpu, mark, metrics, plan
 
 from vllm_watchdog.app.route import route
 from vllm_watchdog.core import events as e
+from vllm_watchdog.core.units import GIB, MIB
 from vllm_watchdog.gateway.routes import Service, Target, parse_route
 from vllm_watchdog.launch import Launch
+from vllm_watchdog.prompt_plan import PromptPlan
 
 LAUNCHES = {
     name: Launch(name, ("vllm",), (), Path(), "127.0.0.1", port, models, None, Path(f"{name}.log"))
@@ -69,3 +71,12 @@ def test_preemptions_of_the_engine_that_serves_are_told() -> None:
     assert read(scene).preempted is None
     scene.feed(e.Scraped(5.0, mark("primary#1"), replace(metrics(), preemptions=7.0)))
     assert read(scene).preempted == 7
+
+
+def test_free_vram_is_told_in_steps_and_only_where_a_limit_depends_on_it() -> None:
+    scene = Scene(plan(gpus=(0, 1))).serve()
+    scene.feed(e.GpusSampled(10.0, (gpu(14.1, total_gib=24), gpu(14.3, index=1, total_gib=24), gpu(1, index=2))))
+    assert read(scene).vram_free is None
+    launches = {name: replace(launch, prompt=PromptPlan(vram_share=0.5)) for name, launch in LAUNCHES.items()}
+    (service,) = parse_route({"version": 1, "services": route(scene.world, launches)}).services
+    assert service.vram_free == 2 * (9 * GIB + 512 * MIB)       # the fullest has 9.7
