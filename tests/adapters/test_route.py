@@ -74,7 +74,9 @@ def test_preemptions_of_the_engine_that_serves_are_told() -> None:
 
 
 def test_free_vram_is_told_in_steps_and_only_where_a_limit_depends_on_it() -> None:
-    scene = Scene(plan(gpus=(0, 1))).serve()
+    scene = Scene(plan(gpus=(0, 1)))
+    scene.feed(e.GpusSampled(0.0, (gpu(1, total_gib=24), gpu(1, index=1, total_gib=24))))
+    scene.serve()
     scene.feed(e.GpusSampled(10.0, (gpu(14.1, total_gib=24), gpu(14.3, index=1, total_gib=24), gpu(1, index=2))))
     assert read(scene).vram_free is None
     launches = {name: replace(launch, prompt=PromptPlan(vram_share=0.5)) for name, launch in LAUNCHES.items()}
