@@ -20,7 +20,7 @@ def read(body: bytes) -> dict[str, Any]:
     if body.count(b"[") + body.count(b"{") > PARTS:
         raise UnreadableError("The body holds too many lists and objects")
     try:
-        text = body.decode()
+        text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UnreadableError(f"The body is not UTF-8: byte {error.start} can't be read") from None
     try:
