@@ -229,7 +229,7 @@ async def running(*, private: bool = False, **plan: Any) -> AsyncIterator[Bench]
         try:
             yield Bench(gateway, folder, said, told, gateway.port)
             await until(lambda: not gateway.dispatcher.exchanges, "every exchange is over", 3)
-            assert not any(station.in_flight or station.busy for station in gateway.dispatcher.stations.values())
+            assert not any(station.in_flight or station.seats.requests for station in gateway.dispatcher.stations.values())
             assert gateway.dispatcher._charged == 0, "every byte is released"
         finally:
             await gateway.drain()

@@ -1,4 +1,4 @@
-"""The rules that need no socket: framing, heads, the route, the queue, the quarantine, the report."""
+"""The rules that need no socket: framing, heads, the route, the quarantine, the report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from vllm_watchdog.gateway.heads import (
     parse_response,
     path_of,
 )
-from vllm_watchdog.gateway.hold import Hold
 from vllm_watchdog.gateway.incoming import BadBodyError, Body, cut_head
 from vllm_watchdog.gateway.last_words import Answer, kept_limit
 from vllm_watchdog.gateway.quarantine import ENTRY_LIMIT, Present, Quarantine, Verdict, tokens_of
@@ -325,42 +324,6 @@ def test_only_what_is_known_to_be_safe_is_repeated() -> None:
         assert kind_of(method, path) is Kind.OTHER
 
 
-# -- the queue
-
-
-def test_the_queue_is_first_in_first_out_and_bounded() -> None:
-    hold: Hold[str] = Hold(3, 100, 10.0)
-    assert [hold.put(name, size, 0.0) for name, size in (("a", 40), ("b", 40), ("c", 40), ("d", 10), ("e", 1))] == [
-        True,
-        True,
-        False,
-        True,
-        False,
-    ]
-    assert (len(hold), hold.bytes) == (3, 90)
-    assert hold.remove("b")
-    assert not hold.remove("b")
-    assert [hold.take(alone=True) for _ in range(3)] == ["a", "d", None]
-    assert (len(hold), hold.bytes) == (0, 0)
-
-
-def test_what_comes_back_goes_first_and_fits_always() -> None:
-    hold: Hold[str] = Hold(1, 10, 10.0)
-    assert hold.put("new", 10, 0.0)
-    hold.put_back([("a", 50, False), ("b", 50, True), ("c", 50, False)], 1.0)
-    assert list(hold) == ["b", "a", "c", "new"]
-    assert [hold.take(alone=False) for _ in range(4)] == ["a", "c", "new", None]
-    assert hold.take(alone=True) == "b"
-
-
-def test_nobody_waits_longer_than_the_limit() -> None:
-    hold: Hold[str] = Hold(10, 100, 5.0)
-    hold.put("a", 1, 0.0)
-    hold.put("b", 1, 2.0)
-    assert (hold.expire(4.9), hold.expire(5.0), hold.expire(7.0)) == ((), ("a",), ("b",))
-    assert not Hold[str](10, 100, 0.0).put("a", 1, 0.0), "no time at all: not held"
-
-
 # -- the quarantine
 
 
@@ -482,4 +445,4 @@ def test_every_refusal_is_in_openais_form() -> None:
             head, _, body = errors.response(refusal, keep_alive=False).partition(b"\r\n\r\n")
             error = json.loads(body)["error"]
             assert error.keys() == {"message", "type", "param", "code"}
-            assert (b"Retry-After" in head) == (refusal.retry_after_s is not None) == (refusal.status == 503)
+            assert (b"Retry-After" in head) == (refusal.retry_after_s is not None) == (refusal.status in (429, 503))

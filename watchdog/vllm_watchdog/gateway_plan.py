@@ -14,6 +14,8 @@ class GatewayPlan:
 
     `control`: the daemon's socket; `route_file`: where it also writes the route; `admin`: our own socket for operators
     (None: none).  Bodies of held requests take at most `hold_bytes`, bodies that arrive or are in flight as much again.
+    A prompt of `long_tokens` is a long one; those together take at most `long_share` of what an engine may have at once, and
+    a key's requests `key_concurrent` of it.  `first_token_s`: short prompts get fewer beside them when theirs comes later.
     """
 
     host: str
@@ -31,4 +33,8 @@ class GatewayPlan:
     max_connections: int = 4096
     suspect_tokens: int = 8000
     refuse_s: float = 3600.0
+    long_tokens: int = 8000
+    long_share: float = 0.5
+    key_concurrent: int | None = None
+    first_token_s: float | None = None
     drain_s: float = 30.0

@@ -59,7 +59,7 @@ class Answers:
         if line.open is not None:
             return {"state": "serving", "engine": line.open.target.engine}
         held = self._gate.now() - (line.down_since or 0.0) < self._gate.plan.hold_s
-        return {"state": "holding" if held else "down", "why": line.service.why, "held": len(line.hold)}
+        return {"state": "holding" if held else "down", "why": line.service.why, "held": len(line.queue)}
 
     def _models(self) -> Answer | None:
         lines = list(self._gate.lines.values())
@@ -74,8 +74,8 @@ class Answers:
         gauges: dict[str, float] = {
             "connections": len(gate.connections),
             "in_flight": sum(len(station.in_flight) for station in gate.stations.values()),
-            "holding": sum(len(line.hold) for line in gate.lines.values()),
-            "holding_bytes": sum(line.hold.bytes for line in gate.lines.values()),
+            "holding": sum(len(line.queue) for line in gate.lines.values()),
+            "holding_bytes": sum(line.queue.bytes for line in gate.lines.values()),
             "upstream_connections": sum(len(station.pool.open) for station in gate.stations.values()),
             "quarantined": len(gate.quarantine.entries(gate.now())),
             "serving": sum(line.open is not None for line in gate.lines.values()),

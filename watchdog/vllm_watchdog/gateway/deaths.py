@@ -123,7 +123,7 @@ class Deaths:
                 exchange.alone = verdict is Verdict.ALONE
                 back.setdefault(exchange.line, []).append(exchange)
         for line, exchanges in back.items():
-            line.hold.put_back([(each, each.size, each.alone) for each in exchanges], self._gate.now())
+            line.queue.put_back([(each, each.claim, each.alone) for each in exchanges], self._gate.now())
             self._gate.disband_if_gone(line)
         return words
 

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 from vllm_watchdog.gateway import errors
+from vllm_watchdog.gateway.admission import Admission
 from vllm_watchdog.gateway.ask import ask_of
 from vllm_watchdog.gateway.deaths import Deaths
 from vllm_watchdog.gateway.downstream import Downstream
-from vllm_watchdog.gateway.heads import RequestHead
-from vllm_watchdog.gateway.hold import Hold
+from vllm_watchdog.gateway.heads import RequestHead, ResponseHead
 from vllm_watchdog.gateway.lines import Line, Station
 from vllm_watchdog.gateway.quarantine import Quarantine
-from vllm_watchdog.gateway.relay import Exchange, Phase
+from vllm_watchdog.gateway.queue import Queue
+from vllm_watchdog.gateway.relay import Exchange
 from vllm_watchdog.gateway.report import Casualty, Metrics
 from vllm_watchdog.gateway.routes import Kind, Route, Service, Target, kind_of, model_of
+from vllm_watchdog.gateway.seats import Limits
 from vllm_watchdog.gateway.sizing import Sizing
 from vllm_watchdog.gateway_plan import GatewayPlan
 from vllm_watchdog.say import Say
@@ -41,6 +44,7 @@ class Dispatcher:
         self.plan, self.loop, self.say, self.now = plan, loop, say, loop.time
         self.metrics = Metrics()
         self.quarantine = Quarantine(plan.suspect_tokens, plan.refuse_s)
+        self.admission = Admission(self)
         self.sizing = Sizing(self)
         self.deaths = Deaths(self, self.quarantine, report)
         self.own = own(self)
@@ -90,16 +94,14 @@ class Dispatcher:
         """Everything that has a deadline."""
         for down in tuple(self.connections):
             down.sweep(at)
-        for line in self.lines.values():
-            for exchange in line.hold.expire(at):
-                exchange.refuse(errors.HELD_TOO_LONG.because(line.service.why))
         for station in self.stations.values():
             station.pool.sweep(at)
+        self.admission.sweep(at)
 
     def waits(self, at: float) -> Iterator[dict[str, Any]]:
         """What the daemon shall know of holds that have ended."""
         for line in self.lines.values():
-            if line.open is not None and not line.hold.waiting and (message := line.waits.told(line.service.name, at)):
+            if line.open is not None and not line.queue and (message := line.waits.told(line.service.name, at)):
                 yield message
 
     # -- requests
@@ -121,18 +123,7 @@ class Dispatcher:
             exchange.ask = ask_of(exchange.head, exchange.body or b"")
         line = exchange.line = self._line(exchange)
         if not self.sizing.begun(exchange, line.service):
-            self._place(exchange, line)
-
-    def _place(self, exchange: Exchange, line: Line) -> None:
-        """As much is known of it as matters: it goes to the engine, or waits."""
-        station = line.open
-        in_turn = exchange.kind is not Kind.GENERATION or not line.hold.waiting
-        if station is not None and in_turn and (exchange.kind is not Kind.GENERATION or line.has_room(station)):
-            self._send(exchange, station)
-        elif exchange.kind is Kind.OTHER:
-            exchange.refuse(errors.NOT_SERVING.because(line.service.why))
-        else:
-            self._hold(exchange, line)
+            self.admission.place(exchange, line)
 
     def _quarantined(self, exchange: Exchange) -> bool:
         if exchange.kind is not Kind.GENERATION or not len(self.quarantine):
@@ -149,42 +140,26 @@ class Dispatcher:
         line = self.lines.get(service.name)
         if line is None:
             plan = self.plan
-            line = Line(service, Hold(plan.hold_requests, plan.hold_bytes, plan.hold_s), self.now())
+            queue: Queue[Exchange] = Queue(plan.hold_requests, plan.hold_bytes, plan.hold_s, plan.long_share)
+            line = Line(service, queue, Limits(key_requests=plan.key_concurrent, long_share=plan.long_share), self.now())
             self.lines[service.name] = line
         line.service = service
         return line
-
-    def _hold(self, exchange: Exchange, line: Line) -> None:
-        exchange.phase = Phase.WAITING
-        exchange.gap_at = exchange.gap_at or self.now()
-        if line.hold.put(exchange, exchange.size, self.now()):
-            self.metrics.held += 1
-        elif self.plan.hold_s <= 0:
-            exchange.refuse(errors.NOT_SERVING.because(line.service.why))
-        else:
-            exchange.refuse(errors.QUEUE_FULL)
-
-    def _send(self, exchange: Exchange, station: Station) -> None:
-        station.enter(exchange)
-        exchange.send(station)
-
-    def _pump(self, line: Line) -> None:
-        while (station := line.open) is not None and line.has_room(station):
-            exchange = line.hold.take(alone=station.alone is None)
-            if exchange is None:
-                return
-            self._send(exchange, station)
 
     def pump_all(self) -> None:
         """Some engine came or went."""
         for line in tuple(self.lines.values()):
             line.mark(self.now())
-            self._pump(line)
+            self.admission.pump(line)
 
-    def began(self, exchange: Exchange, status: int) -> None:
+    def began(self, exchange: Exchange, head: ResponseHead, failed: bool) -> None:
         """The response's first bytes go out: the body is needed no more."""
         since, at, line = exchange.gap_at, self.now(), exchange.line
-        self.metrics.began(status, at - since if since is not None else None)
+        self.metrics.began(head.status, at - since if since is not None else None)
+        if exchange.station is not None and exchange.claim.seat:
+            self.admission.asked(exchange, exchange.station, failed)
+            if head.event_stream and not exchange.claim.long:
+                exchange.station.throttle.first_token(at - exchange.sent_at)
         if since is not None and line is not None and line.waited(since):
             line.waits.answered(exchange.at, at, replayed=exchange.deaths > 0)
         exchange.gap_at = None
@@ -208,18 +183,22 @@ class Dispatcher:
             station.leave(exchange)
             if not station.serves:
                 self.retire(station)
+            if line is not None and exchange.claim.seat:
+                line.pace.ended(self.now())
         elif line is not None:
-            line.hold.remove(exchange)
-        if line is not None and line.hold.waiting:
-            self._pump(line)
+            line.queue.remove(exchange)
+        if line is not None:
+            self.admission.pump(line)
 
     # -- the route
 
     def follow(self, route: Route) -> None:
         """The daemon's newest word."""
-        if route == self.route:
-            return
+        known = replace(route, version=self.route.version) == self.route
         self.route = route
+        if known:
+            self._heed_preemptions()
+            return
         for service in route.services:
             self._line_of(service).station = self._station(service.serving) if service.serving else None
         for station in self.stations.values():
@@ -233,12 +212,18 @@ class Dispatcher:
             self.retire(station)
         for line in gone:
             self.disband_if_gone(line)
+        self._heed_preemptions()
         self.pump_all()
         self.say("gateway.route", version=route.version, **{line.service.name: str(line) for line in self.lines.values()})
 
+    def _heed_preemptions(self) -> None:
+        for service in self.route.services:
+            if service.serving is not None and service.serving in self.stations:
+                self.stations[service.serving].throttle.preempted(service.preempted)
+
     def _station(self, target: Target) -> Station:
         if target not in self.stations:
-            self.stations[target] = Station(target, self.loop)
+            self.stations[target] = Station(target, self.loop, self.plan.first_token_s)
         return self.stations[target]
 
     def retire(self, station: Station) -> None:
@@ -250,8 +235,8 @@ class Dispatcher:
     def disband_if_gone(self, line: Line) -> None:
         """The route has its service no more: its requests are looked at again."""
         if self.lines.get(line.service.name) is not line:
-            for exchange in tuple(line.hold):
-                line.hold.remove(exchange)
+            for exchange in tuple(line.queue):
+                line.queue.remove(exchange)
                 self.submit(exchange)
 
 

@@ -20,6 +20,9 @@ class Refusal:
     retry_after_s: int | None = None
     param: str | None = None
 
+    def in_s(self, retry_after_s: int) -> Refusal:
+        return replace(self, retry_after_s=retry_after_s)
+
     def because(self, why: str) -> Refusal:
         return replace(self, message=f"{self.message}: {why}") if why else self
 
@@ -38,6 +41,9 @@ NOT_SERVING = Refusal(503, "engine_unavailable", "No engine serves at the moment
 HELD_TOO_LONG = Refusal(503, "engine_unavailable", "No engine came to serve while the request was held", 5)
 QUEUE_FULL = Refusal(503, "queue_full", "Too many requests are waiting for an engine", 5)
 NO_MEMORY = Refusal(503, "queue_full", "Too many bytes of requests are waiting for an engine", 5)
+CROWDED = Refusal(429, "queue_full", "Too many requests are waiting for this engine", 5)
+BUSY = Refusal(429, "engine_busy", "The engine serves, but had no room for this request while it was held", 5)
+FAILING = Refusal(503, "engine_failing", "The engine lives, but fails what it is asked", 5)
 TOO_MANY_CONNECTIONS = Refusal(503, "too_many_connections", "Too many connections are open", 1)
 DRAINING = Refusal(503, "gateway_stopping", "The gateway is stopping", 2)
 
@@ -68,8 +74,11 @@ def too_long(tokens: int, limit: int, exact: bool, path: str) -> Refusal:
     return Refusal(400, "context_length_exceeded", message, param="messages" if "chat" in path else "prompt")
 
 
+KINDS = {429: "rate_limit_error"}
+
+
 def payload(refusal: Refusal) -> bytes:
-    kind = "invalid_request_error" if refusal.status < 500 else "server_error"
+    kind = KINDS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "server_error")
     error = {"message": refusal.message + ".", "type": kind, "param": refusal.param, "code": refusal.code}
     return json.dumps({"error": error}, separators=(",", ":")).encode()
 

@@ -8,6 +8,7 @@ from vllm_watchdog.gateway.heads import NO_ANSWER, ResponseHead
 
 patience_s = 1.5                            # vLLM's port closes within 1 s after its last 500 (seen on 0.24 and 0.32)
 of_status_s = {500: patience_s, 502: patience_s, 503: 0.3}     # 503 is also vLLM's "queue full": don't sit on it
+broken_statuses = (500, 502, 504)           # an engine that lives and says so often is broken
 hung_up_s = 0.3                             # the kernel closes a dead process's port at once
 kept_limit = 64 << 10                       # bytes
 ERROR_EVENT = re.compile(rb'(?:[0-9A-Fa-f]+\r\n)?(?:event: ?error\r?\n)?data: ?\{"error"')   # a stream's only event

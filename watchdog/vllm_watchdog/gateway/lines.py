@@ -1,13 +1,22 @@
-"""What the dispatcher keeps: one `Line` for each service, one `Station` for each life of an engine.  Data, no decisions."""
+"""What the dispatcher keeps: one `Line` for each service, one `Station` for each life of an engine.
+
+What may go where, and when, is decided by the rules that they hold: queue, seats, throttle, breaker.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vllm_watchdog.gateway.hold import Hold
+from vllm_watchdog.gateway.breaker import Breaker
+from vllm_watchdog.gateway.pace import Pace
+from vllm_watchdog.gateway.queue import Queue
 from vllm_watchdog.gateway.report import Casualty
-from vllm_watchdog.gateway.routes import Kind, Service, Target
+from vllm_watchdog.gateway.routes import Service, Target
+from vllm_watchdog.gateway.seats import NO_LIMITS, Block, Claim, Limits, Seats
+from vllm_watchdog.gateway.throttle import Throttle
 from vllm_watchdog.gateway.upstream import Pool
 from vllm_watchdog.gateway.waits import Waits
 
@@ -18,11 +27,13 @@ if TYPE_CHECKING:
 class Station:
     """One life of one engine, as the gateway sees it."""
 
-    def __init__(self, target: Target, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, target: Target, loop: asyncio.AbstractEventLoop, first_token_s: float | None = None) -> None:
         self.target, self._loop = target, loop
         self.pool = Pool(target, loop)
         self.in_flight: dict[Exchange, None] = {}
-        self.busy = 0                       # of them, generations
+        self.seats = Seats()
+        self.throttle = Throttle(first_token_s)
+        self.breaker = Breaker()
         self.alone: Exchange | None = None  # the one that must go alone, while it is here
         self.dead = False
         self.serves = False                 # the route names it
@@ -32,39 +43,67 @@ class Station:
 
     def enter(self, exchange: Exchange) -> None:
         self.in_flight[exchange] = None
-        self.busy += exchange.kind is Kind.GENERATION
+        self.seats.enter(exchange.claim)
         if exchange.alone:
             self.alone = exchange
 
     def leave(self, exchange: Exchange) -> None:
         del self.in_flight[exchange]
-        self.busy -= exchange.kind is Kind.GENERATION
+        self.seats.leave(exchange.claim)
+        self.breaker.withdrew(exchange.id)
         if self.alone is exchange:
             self.alone = None
 
     def close(self) -> None:
-        """No connection made so far carries another request."""
+        """No connection made so far carries another request; if it comes back, it is asked as if nothing had been."""
         self.pool.close()
         self.pool = Pool(self.target, self._loop)
+        self.breaker = Breaker()
 
 
 class Line:
     """A service's requests that wait, and where they go.  `down_since` None: somebody serves."""
 
-    def __init__(self, service: Service, hold: Hold[Exchange], at: float) -> None:
-        self.service, self.hold = service, hold
+    def __init__(self, service: Service, queue: Queue[Exchange], limits: Limits, at: float) -> None:
+        """`limits`: those that hold for every service."""
+        self.service, self.queue, self._limits = service, queue, limits
         self.station: Station | None = None
         self.down_since: float | None = at
         self.waits = Waits()
+        self.pace = Pace()
 
     @property
     def open(self) -> Station | None:
         station = self.station
         return station if station is not None and not station.dead else None
 
-    def has_room(self, station: Station) -> bool:
-        limit = self.service.max_concurrent
-        return limit is None or station.busy < limit
+    def limits(self, station: Station) -> Limits:
+        """Of what it may have at once."""
+        most = min(filter(None, (self.service.max_concurrent, station.throttle.limit)), default=None)
+        if most is None and self.service.max_tokens is None and self._limits.key_requests is None:
+            return NO_LIMITS        # the usual case
+        return replace(self._limits, requests=most, tokens=self.service.max_tokens)
+
+    def blocked(self, station: Station, at: float) -> Callable[[Claim], Block | None]:
+        """What keeps a request from going there now."""
+        if not station.breaker.allows(at):
+            return lambda claim: Block.ALL if claim.seat else None
+        limits = self.limits(station)
+        return lambda claim: station.seats.blocked(claim, limits)
+
+    def takes(self, station: Station, claim: Claim, at: float) -> bool:
+        """May it go there now, in nobody's place?"""
+        return not claim.seat or (not self.queue and self.blocked(station, at)(claim) is None)
+
+    @property
+    def why(self) -> str:
+        """Why requests wait: told to a client that has waited for too long."""
+        station = self.open
+        if self.service.why or station is None:
+            return self.service.why
+        if station.throttle.limit is not None:
+            return f"only {station.throttle.limit} requests run at a time ({station.throttle.why})"
+        return ""
 
     def mark(self, at: float) -> None:
         """Notes since when nobody serves."""

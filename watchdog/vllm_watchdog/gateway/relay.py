@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from vllm_watchdog.gateway import errors
 from vllm_watchdog.gateway.ask import Ask
 from vllm_watchdog.gateway.heads import SWITCHING, RequestHead, ResponseHead, encode_request
-from vllm_watchdog.gateway.last_words import Answer, hung_up_s, of_status_s, patience_s
+from vllm_watchdog.gateway.last_words import Answer, broken_statuses, hung_up_s, of_status_s, patience_s
 from vllm_watchdog.gateway.reply import Reply
 from vllm_watchdog.gateway.routes import Kind
+from vllm_watchdog.gateway.seats import NO_SEAT, Claim
 
 if TYPE_CHECKING:
     from vllm_watchdog.gateway.dispatch import Dispatcher
@@ -48,7 +49,8 @@ class Exchange:
     `ask`: a generation's.  `reached`: the engine may have seen it, so it may be why the engine died."""
 
     __slots__ = ("_answer", "_digest", "_gate", "_reply", "_resent", "_task", "_timer", "_upstream", "alone", "ask", "at",
-                 "body", "deaths", "down", "gap_at", "head", "id", "kind", "line", "phase", "reached", "size", "station")
+                 "body", "claim", "deaths", "down", "gap_at", "head", "id", "kind", "line", "phase", "reached", "sent_at",
+                 "size", "station")
 
     def __init__(self, gate: Dispatcher, down: Downstream, head: RequestHead, kind: Kind, id_: int) -> None:
         self._gate, self.down, self.head, self.kind, self.id = gate, down, head, kind, id_
@@ -62,6 +64,8 @@ class Exchange:
         self.line: Line | None = None
         self.station: Station | None = None
         self.ask: Ask | None = None
+        self.claim: Claim = NO_SEAT
+        self.sent_at = 0.0
         self._digest = ""
         self._upstream: Upstream | None = None
         self._task: asyncio.Task[None] | None = None
@@ -104,7 +108,9 @@ class Exchange:
         self._task = None
 
     def send(self, station: Station) -> None:
-        self.station, self.phase = station, Phase.SENT
+        self.station, self.phase, self.sent_at = station, Phase.SENT, self._gate.now()
+        if self.claim.seat:
+            station.breaker.went(self.id)
         upstream = station.pool.take() if self.repeatable else None     # a stale connection could swallow it
         if upstream is not None:
             self._send_on(upstream)
@@ -158,9 +164,11 @@ class Exchange:
     def _begin(self, data: bytes) -> None:
         if self.phase is Phase.BEGUN:
             return
+        head = self._answer.head
+        failed = head.status in broken_statuses or (self.phase is Phase.DOUBTED and head.status < 300)
         self.phase = Phase.BEGUN
-        self._gate.began(self, self._answer.head.status)
-        write = self._reply.begin(self._answer.head, data)
+        self._gate.began(self, head, failed)
+        write = self._reply.begin(head, data)
         if self._upstream is not None:
             self._upstream.write = write
             if self.down.paused:
@@ -278,7 +286,7 @@ class Exchange:
 
     def refuse(self, refusal: errors.Refusal) -> None:
         """Our own answer in the engine's place."""
-        self._gate.metrics.refused(refusal)
+        self._gate.admission.refused(self, refusal)
         self._finish(self._reply.refuse(refusal))
 
     def reply(self, status: int, body: bytes, kind: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Any, TypeVar
 
@@ -64,7 +64,8 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class Service:
     """`serving` None: nobody does, `why` says why.  `planned`: the engine that served was stopped on purpose, so its end is
-    no request's fault.  `max_concurrent` None: the engine queues for itself."""
+    no request's fault.  `max_concurrent`, `max_tokens` (of prompts): at once; None: the engine queues for itself.
+    `preempted`: how many requests the engine that serves has preempted so far."""
 
     name: str
     models: tuple[str, ...] = ()
@@ -73,6 +74,8 @@ class Service:
     why: str = ""
     planned: bool = False
     prompt: PromptPlan = PromptPlan()
+    max_tokens: int | None = None
+    preempted: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +133,23 @@ def parse_route(document: object) -> Route:
 def _service(where: str, value: object) -> Service:
     service = _typed(value, where, dict)
     models = _typed(service.get("models", []), f"{where}.models", list)
-    serving, limit = service.get("serving"), service.get("max_concurrent")
+    serving = service.get("serving")
     return Service(
         _typed(service.get("name"), f"{where}.name", str),
         tuple(_typed(model, f"{where}.models", str) for model in models),
         _target(f"{where}.serving", serving) if serving is not None else None,
-        max(1, _typed(limit, f"{where}.max_concurrent", int)) if limit is not None else None,
+        _limit(where, service, "max_concurrent"),
         _typed(service.get("why") or "", f"{where}.why", str),
         service.get("planned") is True,
         _prompt(f"{where}.prompt", service.get("prompt") or {}),
+        _limit(where, service, "max_tokens"),
+        _typed(service.get("preempted", 0), f"{where}.preempted", int),
     )
+
+
+def _limit(where: str, service: Mapping[str, Any], key: str) -> int | None:
+    limit = service.get(key)
+    return max(1, _typed(limit, f"{where}.{key}", int)) if limit is not None else None
 
 
 def _prompt(where: str, value: object) -> PromptPlan:

@@ -1,0 +1,95 @@
+"""What an engine has of requests at once, and whether one more may join them.  Pure.
+
+Long requests together take at most a share of the seats and of the tokens, so that short ones never wait for a long one
+to end; one long one may always go where none is, and a request that is larger than all that there is, where nobody is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a request asks for: `tokens` of an engine's memory for its prompt, `size` bytes of ours while it waits.
+
+    `key`: whose it is.  `seat` False: it is none of the engine's work, and needs no room there.
+    """
+
+    size: int
+    tokens: int = 0
+    key: str = ""
+    long: bool = False
+    seat: bool = True
+
+
+NO_SEAT = Claim(0, seat=False)
+
+
+class Block(Enum):
+    """What keeps a request from going."""
+
+    KEY = auto()        # its own key has as many there as it may
+    KIND = auto()       # the long ones there
+    ALL = auto()        # whoever is there
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """At once, at one engine; None: no limit.  `long_share`: of requests and tokens, for the long ones together."""
+
+    requests: int | None = None
+    tokens: int | None = None
+    key_requests: int | None = None
+    long_share: float = 0.5
+
+
+NO_LIMITS = Limits()
+
+
+class Seats:
+    """Who is there, by what they claimed."""
+
+    def __init__(self) -> None:
+        self.requests = self.tokens = self.long_requests = self.long_tokens = 0
+        self.keys: Counter[str] = Counter()
+
+    def enter(self, claim: Claim) -> None:
+        self._count(claim, 1)
+
+    def leave(self, claim: Claim) -> None:
+        self._count(claim, -1)
+        if not self.keys[claim.key]:
+            del self.keys[claim.key]
+
+    def _count(self, claim: Claim, sign: int) -> None:
+        if not claim.seat:
+            return
+        self.requests += sign
+        self.tokens += sign * claim.tokens
+        self.keys[claim.key] += sign
+        if claim.long:
+            self.long_requests += sign
+            self.long_tokens += sign * claim.tokens
+
+    def blocked(self, claim: Claim, limits: Limits) -> Block | None:
+        """None: it may go."""
+        if not claim.seat or limits is NO_LIMITS:
+            return None
+        if limits.key_requests is not None and self.keys[claim.key] >= limits.key_requests:
+            return Block.KEY
+        if claim.long and self.long_requests and self._long_ones_have_theirs(claim, limits):
+            return Block.KIND
+        if limits.requests is not None and self.requests >= limits.requests:
+            return Block.ALL
+        if limits.tokens is not None and self.requests and self.tokens + claim.tokens > limits.tokens:
+            return Block.ALL
+        return None
+
+    def _long_ones_have_theirs(self, claim: Claim, limits: Limits) -> bool:
+        share, requests, tokens = limits.long_share, limits.requests, limits.tokens
+        if requests is not None and self.long_requests >= max(1, int(requests * share)):
+            return True
+        return tokens is not None and self.long_tokens + claim.tokens > tokens * share
