@@ -182,7 +182,8 @@ def test_the_example_loads_as_it_stands_and_with_every_key_uncommented(here: Pat
     text = (ROOT / "config.example.toml").read_text()
     path = {"LLM_WATCHDOG_ENGINES__PRIMARY__ENV__PATH": str(here)}
     plain, full = read(text, **path), read(uncommented(text), **path)
-    free = {"args", "env", "api_key", "memory_max_gib", "vram_share"}     # examples of what has no default
+    limits = {"vram_share", "max_concurrent", "max_concurrent_tokens"}
+    free = {"args", "env", "api_key", "memory_max_gib"} | limits      # examples of what has no default
     assert full.thresholds.model_copy(update={"rss_gib": None, "rss_slope_mib_per_min": None}) == plain.thresholds
     for table in ("daemon", "hang", "restart", "failover", "evidence", "retention"):
         none = {"token": None} if table == "daemon" else {}     # a secret has no default

@@ -430,12 +430,13 @@ def test_metrics_have_few_labels_whatever_an_engine_says() -> None:
     metrics.refused(errors.SUSPECT)
     for gap_s in (0.01, 0.2, 100.0):
         metrics.began(200, gap_s)
-    text = metrics.render({"holding": 3})
+    text = metrics.render({"holding": 3}, {"waiting": [('{kind="long"}', 2)]})
     assert text.count("responses_total{") < 80
     assert 'refused_total{code="prompt_quarantined"} 1' in text
     assert 'gap_seconds_bucket{le="0.25"} 2' in text
     assert 'gap_seconds_bucket{le="+Inf"} 3' in text
     assert "llm_watchdog_gateway_holding 3\n" in text
+    assert 'llm_watchdog_gateway_waiting{kind="long"} 2\n' in text
 
 
 def test_every_refusal_is_in_openais_form() -> None:

@@ -104,7 +104,7 @@ class Settings(BaseSettings):
         )
         args = _set(engine.args)
         return EnginePlan(name, engine.port, engine.gpus, share_of(args), engine.backup_for, engine.standby, limits,
-                          most_at_once(args), _sizing(args))
+                          most_at_once(args), _sizing(args), engine.max_concurrent, engine.max_concurrent_tokens)
 
     def profile(self, name: str) -> dict[str, Any]:
         """What tells one engine's setting from another's: its model, and those of PROFILE that its args give."""
@@ -165,7 +165,9 @@ class Settings(BaseSettings):
             admin=state / "gateway.sock", hold_s=asked.hold_s, hold_requests=asked.hold_requests,
             hold_bytes=asked.hold_mib * MIB, max_body_bytes=asked.max_body_mib * MIB,
             max_connections=asked.max_connections, suspect_tokens=asked.suspect_tokens, refuse_s=asked.refuse_s,
-            drain_s=asked.drain_s, coalesce_chars=asked.coalesce_chars, coalesce_s=asked.coalesce_s,
+            drain_s=asked.drain_s, long_tokens=asked.long_tokens, long_share=asked.long_share,
+            key_concurrent=asked.key_concurrent, first_token_s=asked.first_token_s,
+            coalesce_chars=asked.coalesce_chars, coalesce_s=asked.coalesce_s,
         )
 
     def rules(self) -> tuple[Rule, ...]:

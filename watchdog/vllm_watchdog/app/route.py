@@ -8,6 +8,7 @@ from typing import Any
 from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.policy import HAS_CHILD
+from vllm_watchdog.core.readings import Metrics
 from vllm_watchdog.core.report import serving
 from vllm_watchdog.core.world import World
 from vllm_watchdog.launch import Launch
@@ -15,8 +16,8 @@ from vllm_watchdog.prompt_plan import told
 
 
 def route(world: World, launches: Mapping[str, Launch]) -> list[dict[str, Any]]:
-    """One object a service: `name`, `models`, `serving` (engine, generation, host, port, or None), `max_concurrent`, `why`,
-    `prompt`, `planned`."""
+    """One object a service: `name`, `models`, `serving` (engine, generation, host, port, or None), `max_concurrent` and
+    `max_tokens` (of prompts) at once, `why`, `prompt`, `planned`, `preempted` (requests, since the engine started)."""
     return [_service(world, service, launches) for service in world.services]
 
 
@@ -24,14 +25,17 @@ def _service(world: World, service: Service, launches: Mapping[str, Launch]) -> 
     names = [name for name in (service.name, service.backup) if name]
     name = serving(world, service)
     wanted, lowering = world.engine(service.wanted), service.lowering
+    plan, metrics = (world.engine(name).plan, world.engine(name).metrics) if name else (wanted.plan, None)
     return {
         "name": service.name,
         "models": sorted({model for each in names for model in launches[each].models}),
         "serving": _target(world, name, launches[name]) if name else None,
-        "max_concurrent": lowering.to,
+        "max_concurrent": min(filter(None, (lowering.to, plan.max_concurrent)), default=None),
+        "max_tokens": plan.max_concurrent_tokens,
         "why": _why(lowering) if name else f"{wanted.name} is {wanted.phase}",
         "prompt": told(launches[name or service.wanted].prompt),
         "planned": name is None and not any(_failed(world, each) for each in names),
+        "preempted": int(metrics.preemptions or 0) if isinstance(metrics, Metrics) else 0,
     }
 
 

@@ -36,7 +36,7 @@ class Lowering:
 
 def limit(primary: EnginePlan, backup: EnginePlan) -> int | None:
     """What the service can be lowered to.  None: the args do not say, or the backup takes no fewer than the primary."""
-    to, most = backup.max_seqs, primary.max_seqs
+    to, most = backup.at_once, primary.at_once
     return to if to is not None and (most is None or to < most) else None
 
 

@@ -59,7 +59,8 @@ class Limits:
 class EnginePlan:
     """One engine.  `gpus` empty: no card is assigned.  `vram_share`: of each card, None where args do not say.
 
-    `max_seqs`: requests that run at a time, None where args do not say.
+    `max_seqs`: requests that run at a time, None where args do not say.  `max_concurrent`, `max_concurrent_tokens` (of
+    prompts): what the gateway lets through at a time; None: all that comes.
     """
 
     name: str
@@ -71,6 +72,13 @@ class EnginePlan:
     limits: Limits = Limits()
     max_seqs: int | None = None
     args: tuple[tuple[str, str], ...] = ()      # vLLM's sizing flags as configured, for advice; never a secret
+    max_concurrent: int | None = None
+    max_concurrent_tokens: int | None = None
+
+    @property
+    def at_once(self) -> int | None:
+        """Requests that run at a time, None where nothing says."""
+        return min((each for each in (self.max_seqs, self.max_concurrent) if each is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm_watchdog.gateway import errors
+from vllm_watchdog.gateway.breaker import State
 from vllm_watchdog.gateway.dispatch import Dispatcher
 from vllm_watchdog.gateway.lines import Line
 from vllm_watchdog.gateway.relay import Exchange
@@ -80,7 +81,21 @@ class Answers:
             "quarantined": len(gate.quarantine.entries(gate.now())),
             "serving": sum(line.open is not None for line in gate.lines.values()),
         }
-        return 200, gate.metrics.render(gauges).encode(), TEXT
+        return 200, gate.metrics.render(gauges, self._by_label()).encode(), TEXT
+
+    def _by_label(self) -> dict[str, list[tuple[str, float]]]:
+        at = self._gate.now()
+        serving = [(f'{{engine="{line.open.target.engine}"}}', line, line.open)
+                   for line in self._gate.lines.values() if line.open is not None]
+        limits = [(label, line.limits(station).requests) for label, line, station in serving]
+        return {
+            "waiting": [(f'{{service="{line.service.name}",kind="{kind}"}}', count)
+                        for line in self._gate.lines.values() for kind, count in line.queue.depths().items()],
+            "engine_requests": [(label, station.seats.requests) for label, _, station in serving],
+            "engine_prompt_tokens": [(label, station.seats.tokens) for label, _, station in serving],
+            "engine_limit": [(label, most) for label, most in limits if most is not None],
+            "breaker_open": [(label, station.breaker.state(at) is not State.CLOSED) for label, _, station in serving],
+        }
 
     def _quarantine(self) -> Answer:
         at = self._gate.now()
@@ -103,7 +118,21 @@ class Answers:
             asdict(casualty(each, at, each.phase.value)) | {"engine": each.station.target.engine if each.station else None}
             for each in sorted(submitted, key=lambda exchange: exchange.id)[:in_flight_limit]
         ]
-        return _json(200, {"requests": rows})
+        services = {name: self._load(line) for name, line in self._gate.lines.items()}
+        return _json(200, {"requests": rows, "services": services})
+
+    def _load(self, line: Line) -> dict[str, Any]:
+        """What waits for a service, and what its engine has."""
+        station, waiting = line.open, {"waiting": line.queue.depths()}
+        if station is None:
+            return waiting
+        limits, seats = line.limits(station), station.seats
+        return waiting | {
+            "engine": station.target.engine, "requests": seats.requests, "prompt_tokens": seats.tokens,
+            "long_requests": seats.long_requests, "max_concurrent": limits.requests, "max_tokens": limits.tokens,
+            "throttled": station.throttle.why if station.throttle.limit is not None else None,
+            "breaker": station.breaker.state(self._gate.now()).value,
+        }
 
 
 def _json(status: int, value: Any) -> Answer:

@@ -97,13 +97,16 @@ class Line:
 
     @property
     def why(self) -> str:
-        """Why requests wait: told to a client that has waited for too long."""
+        """Why requests wait, for a client that has waited for too long."""
         station = self.open
         if self.service.why or station is None:
             return self.service.why
-        if station.throttle.limit is not None:
-            return f"only {station.throttle.limit} requests run at a time ({station.throttle.why})"
-        return ""
+        limits = self.limits(station)
+        most = [f"{limits.requests} requests"] if limits.requests is not None else []
+        most += [f"{limits.tokens} tokens of prompts"] if limits.tokens is not None else []
+        most += [f"{limits.key_requests} requests of one API key"] if limits.key_requests is not None else []
+        because = f" ({station.throttle.why})" if station.throttle.limit is not None else ""
+        return f"it takes at most {', '.join(most)} at a time{because}" if most else ""
 
     def mark(self, at: float) -> None:
         """Notes since when nobody serves."""

@@ -25,7 +25,7 @@ K = TypeVar("K", bound=Hashable)
 
 KEYS_LIMIT = 1000       # keys that wait with a turn of their own; further ones share one
 REST = "rest"
-OLDEST_EVERY = 50       # turns: one goes to who has waited longest, so that no stream of new keys keeps anybody back for ever
+OLDEST_EVERY = 50       # turns: one goes to who has waited longest, or a stream of new keys could keep others back for ever
 ANSWER_TOKENS = 256     # what a request costs beside its prompt: few answers are free
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ casualty_limit = 64
 gap_buckets_s = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 STATUSES = frozenset(status.value for status in HTTPStatus)
 PREFIX = "llm_watchdog_gateway_"
+Rows = Iterable[tuple[str, float]]      # labels as the text format has them, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class Metrics:
         self.statuses[refusal.status] += 1
         self.refusals[refusal.code] += 1
 
-    def render(self, now: dict[str, float]) -> str:
-        """`now`: gauges by name."""
+    def render(self, now: Mapping[str, float], each: Mapping[str, Rows]) -> str:
+        """`now`: gauges by name; `each`: those with labels."""
         lines: list[str] = []
         for name in ("requests", "held", "replayed", "cancelled"):
             lines += _family(f"{name}_total", "counter", [("", getattr(self, name))])
@@ -83,6 +84,8 @@ class Metrics:
         lines += _family("refused_total", "counter", [(f'{{code="{k}"}}', v) for k, v in sorted(self.refusals.items())])
         for name, value in now.items():
             lines += _family(name, "gauge", [("", value)])
+        for name, rows in each.items():
+            lines += _family(name, "gauge", rows)
         return "\n".join([*lines, *self._histogram(), ""])
 
     def _histogram(self) -> list[str]:
@@ -99,5 +102,5 @@ def _code(status: int) -> str:
     return str(status) if status in STATUSES else f"{status}xx"
 
 
-def _family(name: str, kind: str, rows: Iterable[tuple[str, float]]) -> list[str]:
+def _family(name: str, kind: str, rows: Rows) -> list[str]:
     return [f"# TYPE {PREFIX}{name} {kind}", *(f"{PREFIX}{name}{labels} {value:g}" for labels, value in rows)]
