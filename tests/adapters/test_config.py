@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from vllm_watchdog import config_sections
+from vllm_watchdog import cards, config_sections
 from vllm_watchdog.config import Settings
 from vllm_watchdog.config_levels import SLEEPER as SLEEPER_SHARE
 from vllm_watchdog.config_levels import card_shares, levels, share_of
@@ -664,6 +664,12 @@ def test_doubtful_rules_are_told(rules: str, doubt: str) -> None:
     (SPARE + "gpus = [0, 0]",
      "engines.b.gpus: names a card twice, expected each once"),
     (SPARE + "gpus = [-1]", "engines.b.gpus#1: is -1, expected at least 0"),
+    (SPARE + "gpus = ['one']",
+     "engines.b.gpus#1: 'one' is no card, expected its index or its UUID, as nvidia-smi -L shows them"),
+    (SPARE + "gpus = [0, 'GPU-0']",
+     "engines.b.gpus#2: no card here has the UUID GPU-0, expected an index, since /proc/driver/nvidia/gpus lists no card"),
+    (SPARE + "gpus = ['MIG-7d4f6f63']",
+     "engines.b.gpus#1: is a part of a card, expected none in gpus, and env.CUDA_VISIBLE_DEVICES for a MIG instance"),
     (SPARE + "command = 'vllm serve'",
      "engines.b.command: is text, expected a list"),
     (SPARE + "command = []",
@@ -707,6 +713,19 @@ def test_doubtful_rules_are_told(rules: str, doubt: str) -> None:
 ])
 def test_a_problem_is_one_line_that_says_where_what_and_what_was_expected(text: str, problem: str) -> None:
     assert problems(PRIMARY + text) == (f"config.toml: {problem}",)
+
+
+def test_cards_named_by_uuid_are_known_by_their_indices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "DRIVER", tmp_path)
+    for bus, digit in (("0000:18:00.0", "1"), ("0000:9a:00.0", "2")):
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "information").write_text(f"GPU UUID: \t GPU-{digit * 8}-1111-1111-1111-{'1' * 12}\n")
+    settings = read(PRIMARY + "gpus = ['GPU-22222222-1111-1111-1111-111111111111', 0]")
+    assert settings.plan(seed=1).engines[0].gpus == (1, 0)
+    env = dict(settings.launches()["primary"].env)
+    assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("1,0", "PCI_BUS_ID"), "older vLLM knows indices only"
+    assert problems(PRIMARY + "gpus = ['GPU-22222222-1111-1111-1111-111111111111', 1]") == (
+        "config.toml: engines.primary.gpus: names a card twice, expected each once",)
 
 
 def test_all_problems_are_told_at_once() -> None:

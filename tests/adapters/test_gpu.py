@@ -13,10 +13,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.fakes.nvml import RecordedNvml
+from tests.fakes.nvml import NVMLError, RecordedNvml, rows
 
 from vllm_watchdog import proc
 from vllm_watchdog.core.events import GpusSampled
@@ -73,6 +74,34 @@ def test_a_process_list_that_is_refused_is_empty() -> None:
 
 def test_a_lost_card_is_left_out_and_the_others_are_read() -> None:
     assert [card["index"] for card in Nvml(RecordedNvml(count=3, lost=(1,))).read()] == [0, 2]
+
+
+def test_each_of_two_cards_is_told_with_its_own_figures_and_processes() -> None:
+    """A tensor-parallel engine on both, a neighbour on the second one."""
+    second = {
+        "nvmlDeviceGetUUID": "GPU-07b6a4ff-70e3-4eb3-b6b3-c6b0c3c5d2e1",
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=90 * GIB, total=150_754_820_096),
+        "nvmlDeviceGetPciInfo": SimpleNamespace(domain=0, bus=0x9A, device=0),
+        "nvmlDeviceGetComputeRunningProcesses": rows(((502, 40 * GIB), (777, 49 * GIB))),
+    }
+    first_card, second_card = Nvml(RecordedNvml(count=2, compute=((501, 2 * GIB),), by_card={1: second})).read()
+    assert [row["pid"] for row in first_card["processes"]] == [501]
+    assert second_card["processes"] == [{"pid": 502, "used_bytes": 40 * GIB}, {"pid": 777, "used_bytes": 49 * GIB}]
+    assert [(card["index"], card["used_bytes"], card["bus_id"]) for card in (first_card, second_card)] == [
+        (0, 3_344_826_368, "0000:00:06"), (1, 90 * GIB, "0000:9a:00")]
+    assert first_card["uuid"] != second_card["uuid"]
+
+
+def test_a_card_in_mig_mode_tells_its_memory_and_whose_it_is_but_not_how_much_each_holds() -> None:
+    """Utilization and the memory of one process belong to the instances; the card beside it tells both."""
+    mig = {
+        "nvmlDeviceGetUtilizationRates": NVMLError("Not Supported"),
+        "nvmlDeviceGetComputeRunningProcesses": rows(((501, None), (502, None))),
+    }
+    partitioned, whole = Nvml(RecordedNvml(count=2, by_card={0: mig})).read()
+    assert (partitioned["utilization"], partitioned["used_bytes"]) == (None, 3_344_826_368)
+    assert partitioned["processes"] == [{"pid": 501, "used_bytes": None}, {"pid": 502, "used_bytes": None}]
+    assert (whole["utilization"], whole["processes"]) == (0, [{"pid": 425, "used_bytes": 2_690_646_016}])
 
 
 def test_a_driver_that_lost_every_card_says_which_and_why() -> None:

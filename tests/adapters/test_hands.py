@@ -246,6 +246,59 @@ def test_a_second_generation_is_never_started_beside_a_living_one(bench: Bench) 
     assert bench.next(SpawnFailed).why == f"primary#1 still runs as PID {pid}"
 
 
+def waiting() -> list[int]:
+    """Children of this process that wait for orders, whichever thread started them."""
+    found = (int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split())
+    return [pid for pid in found if b"-I -S -c TEXT REPORT" in proc.read(pid, "cmdline")]
+
+
+def test_a_death_that_nobody_asked_for_starts_the_process_that_becomes_the_next_engine(bench: Bench) -> None:
+    hands, pid = bench.up()
+    assert not waiting()
+    os.kill(pid, signal.SIGKILL)
+    bench.next(Exited)
+    bench.until(lambda: len(waiting()) == 1)
+    step, = waiting()
+    hands.do(Kill(ONE))
+    bench.next(Emptied)
+    hands.do(Spawn(TWO))
+    spawned = bench.next(Spawned)
+    bench.pids.append(spawned.pid)
+    assert spawned.pid == step
+    assert proc.mark_of(step, INSTANCE) == TWO
+
+
+def test_such_a_process_that_was_killed_costs_nothing(bench: Bench) -> None:
+    hands, pid = bench.up()
+    os.kill(pid, signal.SIGKILL)
+    bench.next(Exited)
+    bench.until(lambda: len(waiting()) == 1)
+    os.kill(waiting()[0], signal.SIGKILL)
+    bench.until(lambda: not waiting())
+    hands.do(Kill(ONE))
+    bench.next(Emptied)
+    hands.do(Spawn(TWO))
+    bench.pids.append(bench.next(Spawned).pid)
+    bench.until(lambda: bench.text().count("up\n") == 2)
+
+
+def test_such_a_process_is_sent_away_when_no_engine_comes(bench: Bench) -> None:
+    _, pid = bench.up(tidy_s=0.3)
+    os.kill(pid, signal.SIGKILL)
+    bench.next(Exited)
+    bench.until(lambda: len(waiting()) == 1)
+    bench.until(lambda: not waiting())
+
+
+def test_a_stop_that_we_asked_for_prepares_nothing(bench: Bench) -> None:
+    hands, _ = bench.up()
+    hands.do(Term(ONE))
+    bench.next(Exited)
+    hands.do(Kill(ONE))
+    bench.next(Emptied)
+    assert not waiting()
+
+
 # -- exits
 
 

@@ -245,3 +245,15 @@ def test_init_this_process_and_its_ancestors_are_never_ours() -> None:
     for each in line[:-2]:
         index.learn(each.who, Mark("a", 1))
     assert index.owned() == ()
+
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"),
+                                                 (socket.AF_INET6, "::1")])
+def test_a_port_refuses_when_nobody_listens_on_any_of_its_addresses(family: socket.AddressFamily, address: str) -> None:
+    with socket.socket(family) as server:
+        server.bind((address, 0))
+        port = server.getsockname()[1]
+        assert proc.refuses(port)
+        server.listen()
+        assert not proc.refuses(port)
+        assert proc.listeners(port, INSTANCE)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import sys
+import threading
 import time
 
 import pytest
@@ -107,6 +109,27 @@ def test_engines_and_cards_are_sampled_and_what_is_not_known_is_left_out():
     scene.feed(e.Scraped(4.0, M, metrics(5)))
     assert "tokens_per_s" not in sampler.take(scene.world)[1].figures      # the counter began anew
     assert sampler.rows()[1].split(",")[1:] == ["primary", "1", "serving", "", "", "0", "", "", ""]
+
+
+def test_figures_are_read_while_they_are_taken():
+    scene, sampler, over = Scene(plan()).serve(), Sampler(), threading.Event()
+
+    def take():
+        while not over.is_set():
+            sampler.take(scene.world)
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert all(point.wall for point in sampler.points("primary"))
+            assert len(sampler.rows()) >= 1
+    finally:
+        over.set()
+        thread.join(10)
+        sys.setswitchinterval(usual)
 
 
 def test_without_a_driver_no_card_is_sampled():

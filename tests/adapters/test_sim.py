@@ -290,6 +290,18 @@ def test_a_killed_worker_kills_the_engine(engine: Callable[..., Engine]) -> None
     wait_for(lambda: sim.members() == [], "no process left")
 
 
+def test_a_stopped_worker_keeps_the_engine_waiting_and_a_continued_one_lets_it_go_on(engine: Callable[..., Engine]) -> None:
+    sim = engine("--tensor-parallel-size", "2").ready()
+    worker = sim.named("VLLM::Worker_TP0")
+    worker.suspend()
+    answer = sim.later(sim.complete)
+    with pytest.raises(TimeoutError):
+        answer.result(0.4)
+    assert sim.status() == 200
+    worker.resume()
+    assert answer.result(DEADLINE_S)[0] == 200
+
+
 def test_workers_end_when_the_engine_core_is_killed(engine: Callable[..., Engine]) -> None:
     sim = engine("--tensor-parallel-size", "2").ready()
     sim.core.kill()

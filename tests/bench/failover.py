@@ -40,6 +40,7 @@ CLIENTS, STREAMS = 32, 8        # so many of them ask for streams
 TOKEN_S, PREFILL = 0.01, 1_000_000
 POISONS, NORMAL = 5, 100
 MEMORY_REQUESTS = 100_000
+BEFORE_AGAIN_S = {"whole": 0.0, "ConnectionRefusedError": 0.2}
 Row = tuple[str, str, str, bool | None]         # what, figure, goal, whether it was met
 
 
@@ -49,8 +50,10 @@ Row = tuple[str, str, str, bool | None]         # what, figure, goal, whether it
 class Crowd:
     """`outcomes`: whole; cut (a stream that had begun, and said so); anything else is a failure, by its name."""
 
-    def __init__(self, port: int, tokens: int = 4, until: Callable[[int], bool] = lambda _: False) -> None:
-        self.port, self.tokens, self._until = port, tokens, until
+    def __init__(self, port: int, tokens: int = 4, until: Callable[[int], bool] = lambda _: False,
+                 patience_s: float = 10) -> None:
+        """`patience_s`: without a byte; an answer may take two and a half times as long."""
+        self.port, self.tokens, self._until, self._patience_s = port, tokens, until, patience_s
         self.outcomes, self.answered_at = Counter[str](), list[float]()
         self.stopping = False
         self._numbers = count(1)
@@ -60,16 +63,18 @@ class Crowd:
         while not self.stopping and not self._until(self.outcomes.total()):
             try:
                 if client is None:
-                    client = Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24))
+                    ends = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
+                    client = Client(*ends, deadline_s=self._patience_s)
                 outcome, stays = await self._ask(client, stream)
             except (OSError, EOFError, TimeoutError, ValueError, LookupError) as error:
                 outcome, stays = type(error).__name__, False
             self.outcomes[outcome] += 1
             self.answered_at.append(time.monotonic())
-            if not stays and client is not None:
-                client.close()
-                client = None
-                await asyncio.sleep(0.02 if outcome != "whole" else 0)  # as a client would, before it tries again
+            if not stays:
+                if client is not None:
+                    client.close()
+                    client = None
+                await asyncio.sleep(BEFORE_AGAIN_S.get(outcome, 0.02))      # as a client would, before it tries again
         if client is not None:
             client.close()
 
@@ -79,7 +84,7 @@ class Crowd:
         if stream:
             body["stream_options"] = {"include_usage": True}
         client.send(request("POST", "/v1/completions", json.dumps(body).encode()))
-        async with asyncio.timeout(25):
+        async with asyncio.timeout(2.5 * self._patience_s):
             answer = await client.answer()
         stays = answer.whole and answer.headers.get("connection") != "close"
         if answer.status != 200:

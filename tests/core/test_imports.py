@@ -14,8 +14,10 @@ ROOT = Path(vllm_watchdog.__file__).parent
 PACKAGE = "vllm_watchdog"
 ADAPTERS = ("sense", "act", "tell", "web", "gateway", "sim")
 # Modules beside the rooms that adapters may use.
-COMMON = frozenset({"config", "launch", "proc", "procfs", "cgroup", "exchange", "gateway_plan", "gateway_rules",
-                    "prompt_plan", "say"})
+COMMON = frozenset({
+    "cards", "config", "launch", "proc", "procfs", "cgroup", "exchange", "gateway_plan", "gateway_rules", "prompt_plan",
+    "say",
+})
 PURE = frozenset({
     "__future__", "bisect", "collections", "dataclasses", "datetime", "difflib", "enum", "functools", "itertools", "json",
     "math", "re", "statistics", "types", "typing", "zlib",

@@ -106,6 +106,30 @@ def test_a_backup_that_boots_for_long_lets_the_primary_wait_without_a_page() -> 
     assert scene.alerts() == [("opened", "vram_held")], "its own wait for room begins when the backup sleeps"
 
 
+@pytest.mark.parametrize("standby", [Standby.COLD, Standby.SLEEPING])
+def test_a_primary_that_takes_long_to_leave_is_no_page_and_the_wait_for_memory_begins_then(standby: Standby) -> None:
+    cards, limits = (gpu(90, (100, "core", P1, 89)), gpu(0, index=1)), Limits(stop_s=120)
+    if standby is Standby.SLEEPING:
+        scene = sleeping(limits=limits)
+    else:
+        scene = Scene(plan(**CARD, limits=limits))
+        scene.gpus(0.1, gpu(1), gpu(0, index=1))
+        scene.serve()
+        scene.now = 80.0
+    scene.ask("failover")
+    assert scene.phase() is Phase.STOPPING
+    for at in range(81, 199):
+        scene.gpus(float(at), *cards)
+    assert scene.phase() is Phase.STOPPING and not scene.alerts()
+    scene.at(200.0)
+    scene.crash(at=201.0)
+    for at in range(202, 261):
+        scene.gpus(float(at), gpu(90, (7, "python", None, 89)), gpu(0, index=1))
+    assert not scene.alerts()
+    scene.gpus(261.0, gpu(90, (7, "python", None, 89)), gpu(0, index=1))
+    assert scene.alerts() == [("opened", "vram_held")]
+
+
 @pytest.mark.parametrize("how", ["crashes", "does not sleep", "is not answered", "is doomed"])
 def test_a_standby_that_fails_does_not_hold_the_primary_up(how: str) -> None:
     """One try: its restarts would cost the service minutes before anything serves."""

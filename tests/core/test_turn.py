@@ -231,18 +231,23 @@ def test_a_page_says_why_another_try_would_fail() -> None:
 
 
 def test_a_page_says_who_is_in_the_way() -> None:
-    the_plan = plan(gpus=(0,), share=0.5, limits=Limits(release_s=20))
+    the_plan = plan(gpus=(0,), share=0.5, limits=Limits(release_s=20, stop_s=5, kill_s=5))
     found = (e.Survivor(mark("primary#1"), 100, leader=True, age_s=5.0),
              e.Survivor(mark("gone#2"), 300, leader=False, age_s=5.0))
     scene = Scene(the_plan, survivors=found)
     scene.ok()
     scene.ask("failover")
     scene.gpus(1.0, gpu(70, (7, "python", None, 70)))
-    scene.at(20.0)
+    scene.at(5.0)
+    scene.at(10.0)
+    assert scene.phase() is Phase.WEDGED, "it leaves no more, so the wait has begun"
+    scene.at(30.0)
     incident = scene.world.incidents[0]
-    assert (incident.class_, incident.urgency) == ("vram_held", Urgency.PAGE)
-    assert incident.text == ("backup can't be started: primary still has processes; gone#2 is not gone yet; "
-                             "GPU 0 lacks 21.0 GiB, held by PID 7 (python) 70.0 GiB")
+    assert incident.urgency is Urgency.PAGE
+    (need,) = (need for need in incident.needs if need.engine == "backup")
+    assert need.class_ == "vram_held"
+    assert need.en == ("backup can't be started: primary still has processes; gone#2 is not gone yet; "
+                       "GPU 0 lacks 21.0 GiB, held by PID 7 (python) 70.0 GiB")
 
 
 def test_a_page_says_that_no_sample_has_come() -> None:

@@ -1,7 +1,11 @@
-"""pynvml with the answers recorded on one NVIDIA H200 (driver 580.159.04) while a process held 2 GiB."""
+"""pynvml with the answers recorded on one NVIDIA H200 (driver 580.159.04) while a process held 2 GiB.
+
+`by_card` gives another card answers of its own: a value, or an exception that the call raises.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,13 +30,13 @@ class RecordedNvml:
 
     def __init__(
         self, count: int = 1, library: bool = True, refuses: tuple[str, ...] = (), lost: tuple[int, ...] = (),
-        compute: Rows = ((425, 2_690_646_016),), graphics: Rows = (),
+        compute: Rows = ((425, 2_690_646_016),), graphics: Rows = (), by_card: Mapping[int, Mapping[str, Any]] = {},
     ) -> None:
+        self._by_card = by_card
         self._refuses, self._lost, self._library = refuses, lost, library
         self._answers: dict[str, Any] = {
             "nvmlInit": None,
             "nvmlDeviceGetCount": count,
-            "nvmlDeviceGetHandleByIndex": SimpleNamespace(),
             "nvmlDeviceGetUUID": "GPU-819b0977-af31-9acf-a464-856d4d11b130",
             "nvmlDeviceGetName": "NVIDIA H200",
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=3_344_826_368, total=150_754_820_096),
@@ -50,9 +54,14 @@ class RecordedNvml:
                 raise NVMLErrorLibraryNotFound("NVML Shared Library Not Found")
             if call in self._refuses:
                 raise NVMLError("Not Supported")
-            if call == "nvmlDeviceGetHandleByIndex" and args[0] in self._lost:
-                raise NVMLError("GPU is lost")
-            return self._answers[call]
+            if call == "nvmlDeviceGetHandleByIndex":
+                if args[0] in self._lost:
+                    raise NVMLError("GPU is lost")
+                return SimpleNamespace(index=args[0])
+            own = self._by_card.get(getattr(args[0], "index", 0), {}) if args else {}
+            if isinstance(told := own.get(call, self._answers[call]), NVMLError):
+                raise told
+            return told
 
         return answer
 

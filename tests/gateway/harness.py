@@ -259,23 +259,23 @@ class Answer:
 
 
 class Client:
-    """One connection."""
+    """One connection.  `deadline_s`: of each thing that it reads."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deadline_s: float = DEADLINE_S) -> None:
+        self.reader, self.writer, self.deadline_s = reader, writer, deadline_s
 
     def send(self, data: bytes) -> None:
         self.writer.write(data)
 
     async def head(self) -> Answer:
-        raw = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+        raw = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), self.deadline_s)
         first, *lines = raw.decode("latin-1").rstrip("\r\n").split("\r\n")
         headers = {line.partition(":")[0].lower(): line.partition(":")[2].strip() for line in lines}
         return Answer(int(first.split(" ")[1]), headers, b"", raw)
 
     async def chunk(self) -> bytes:
         """The next chunk; empty: the last."""
-        size = int(await asyncio.wait_for(self.reader.readline(), DEADLINE_S), 16)
+        size = int(await asyncio.wait_for(self.reader.readline(), self.deadline_s), 16)
         data = await self.reader.readexactly(size)
         assert await self.reader.readexactly(2) == b"\r\n"
         return data
@@ -299,7 +299,7 @@ class Client:
     async def ended(self) -> bytes:
         """What comes before the gateway closes."""
         with suppress(ConnectionError):
-            return await asyncio.wait_for(self.reader.read(), DEADLINE_S)
+            return await asyncio.wait_for(self.reader.read(), self.deadline_s)
         return b""
 
     def close(self) -> None:

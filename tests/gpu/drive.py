@@ -1,33 +1,47 @@
 """The product's claims on a real card with a real CUDA vLLM: one script, unattended, under 9 minutes, a table at the end.
 
-    python -m tests.gpu.drive MODEL_FOLDER OUT_FOLDER      one NVIDIA GPU, and a vLLM that this Python imports
+    python -m tests.gpu.drive MODEL_FOLDER OUT_FOLDER [--gpu N] [--stages NAME,NAME…] [--seconds S]
 
-Boots a primary and a `sleeping` backup behind the gateway; compares our samples with nvidia-smi's; measures what
-watchdog and gateway cost; kills and stops the GPU helper; kills the primary under load; lets a neighbour fill the card
-and a long prompt exhaust it; stops the engine core.  Each stage stands for itself: one that fails is a row, and the
-next one goes on.
+Needs an NVIDIA GPU, a vLLM that this Python imports, and a folder from `make_model`.  Boots a primary and a `sleeping`
+backup behind the gateway, then the stages, dearest first; each stands for itself, and one that does not fit into the
+seconds that are left is said not to have run.  Two of them with other cards and stages may run side by side.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import psutil
-import requests
-from tests.gpu.rig import DIRECT, GATEWAY, NEIGHBOUR, Clients, Doc, Host, pause
+from tests.gpu.load import CLIENTS, LONG, STREAMS, TOKENS, Clients, asked, work_s
+from tests.gpu.look import aftermath, compare, death_of
+from tests.gpu.meter import held_by, seconds, used
+from tests.gpu.neighbour import Neighbour
+from tests.gpu.rig import MIB, STEADY_S, Doc, Host, pause
 
-BUDGET_S = 500.0
-PAIRS, PAIR_S, STREAMS = 5, 4.0, 16
-MIB = 1 << 20
+KILLS = 6
+PAIRS, HALF_S = 6, 8.0
+START_S = 75.0          # of a 7 B model, and the sleep that follows: what a stage that kills needs after it
+LAYOUT = """
+gpu-memory-utilization = 0.6
+max-model-len = 65536
+max-num-batched-tokens = 65536
+max-num-seqs = 64
+[engines.backup]
+backup_for = "primary"
+standby = "sleeping"
+port = {backup}
+args = {{ gpu-memory-utilization = 0.3, max-num-seqs = 16, max-num-batched-tokens = 8192 }}
+"""
 
 
 def both_up(engines: dict[str, Doc], _: Doc) -> bool:
@@ -48,194 +62,235 @@ def gpu_unknown(_: dict[str, Doc], doc: Doc) -> bool:
 
 # -- stages
 
-def sampling(host: Host) -> None:
-    """Our figures beside nvidia-smi's, of the same second; MiB, as nvidia-smi rounds."""
-    gpu = (host.status() or {})["gpus"][0]
-    used, total = (int(word) for word in smi("--query-gpu=memory.used,memory.total")[0].split(","))
-    host.row("memory used, total: ours; nvidia-smi (MiB)",
-             f"{gpu['used_bytes'] // MIB}, {gpu['total_bytes'] // MIB}; {used}, {total}")
-    theirs = dict(tuple(map(int, line.split(","))) for line in smi("--query-compute-apps=pid,used_memory"))
-    ours = {row["pid"]: row["used_bytes"] // MIB for row in gpu["processes"] if row["used_bytes"] is not None}
-    host.row("by process: ours; nvidia-smi (MiB)", f"{ours}; {theirs}")
-    helper, seconds = host.helper(), 10.0
-    spent = sum(helper.cpu_times()[:2])
-    pause(seconds)
-    host.row("the GPU helper's CPU a minute", f"{(sum(helper.cpu_times()[:2]) - spent) * 60 / seconds * 1000:.0f} ms")
+class Drive:
+    def __init__(self, host: Host, gpu: int) -> None:
+        self.host, self.gpu = host, gpu
+        self.gaps: list[float] = []
+        self.lost = 0
 
+    def sampling(self) -> None:
+        host = self.host
+        compare(host, (self.gpu,), "both-up")
+        host.row("one sample of all cards", f"{host.meter.cost_us():.0f} µs")
+        helper, for_s = host.helper(), 5.0
+        spent = sum(helper.cpu_times()[:2])
+        pause(for_s)
+        spent = sum(helper.cpu_times()[:2]) - spent
+        host.row("the GPU helper's CPU a minute, two samples a second", f"{spent * 60 / for_s * 1000:.0f} ms")
 
-def smi(*query: str) -> list[str]:
-    done = subprocess.run(["nvidia-smi", *query, "--format=csv,noheader,nounits"], capture_output=True, text=True,
-                          timeout=20, check=False)
-    return [line for line in done.stdout.splitlines() if line.strip()]
+    def kills(self) -> None:
+        with Clients(self.host.gateway_url) as clients:
+            for number in range(1, KILLS + 1):
+                self.host.tried(partial(self.kill, clients, number), START_S + 15, f"kill {number}")
+                if number == 1:
+                    self.host.row("answers so far", clients.said())
+        self._close(clients)
 
+    def _close(self, clients: Clients) -> None:
+        self.lost += sum(count for status, count in clients.said().items() if status != "200")
+        if self.gaps:
+            self.host.row(f"client gap at {len(self.gaps)} deaths (goal 1.0 s); lost of the not yet begun (goal 0)",
+                          f"p50 {median(self.gaps):.2f} s of {[round(gap, 2) for gap in self.gaps]}; {self.lost}")
+        self.host.row("answers to the clients", clients.said())
 
-def overhead(host: Host) -> None:
-    """Tokens a second through gateway with the watchdog at work, over those of the engine alone (watchdog stopped)."""
-    assert host.daemon
-    ratios, speeds = [], []
-    for number in range(PAIRS):
-        found: dict[str, float] = {}
-        for way in (("with", "without") if number % 2 else ("without", "with")):
-            helper = host.helper()
-            if way == "without":
-                os.kill(host.daemon.pid, signal.SIGSTOP)
-                helper.suspend()
-            try:
-                found[way] = tokens_per_s(GATEWAY if way == "with" else DIRECT)
-            finally:
-                helper.resume()
-                os.kill(host.daemon.pid, signal.SIGCONT)
-        ratios.append(found["with"] / found["without"])
-        speeds.append(found["without"])
-    host.row(f"tokens/s with watchdog and gateway, over without: {PAIRS} pairs of {PAIR_S:.0f} s, {STREAMS} clients",
-             f"median {median(ratios):.4f} of {median(speeds):.0f} tokens/s; {[round(ratio, 4) for ratio in ratios]}")
-
-
-def tokens_per_s(base: str) -> float:
-    counted, until = [0] * STREAMS, time.monotonic() + PAIR_S
-
-    def ask(number: int) -> None:
-        with requests.Session() as session:
-            while time.monotonic() < until:
-                body = {"model": "m", "prompt": f"{number} says", "max_tokens": 64, "ignore_eos": True}
-                reply = session.post(f"{base}/v1/completions", json=body, timeout=60)
-                counted[number] += reply.json()["usage"]["completion_tokens"]
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(STREAMS)]
-    began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(90)
-    return sum(counted) / (time.monotonic() - began)
-
-
-def helper_lost(host: Host) -> None:
-    old, began = host.helper(), time.monotonic()
-    old.kill()
-    while host.helper().pid == old.pid:
-        pause(0.01)
-    host.until(gpu_known, 30)
-    host.row("GPU helper killed: the next one samples after", f"{time.monotonic() - began:.2f} s")
-    host.helper().suspend()
-    host.row("GPU helper stopped: said to be unknown after", f"{host.until(gpu_unknown, 30):.1f} s")
-    host.row("... and samples again after", f"{host.until(gpu_known, 90):.1f} s")
-
-
-def kill(host: Host, clients: Clients, number: int) -> float:
-    """Odd: the engine core; even: the API server alone, whose core stays behind with the memory."""
-    orphaned = number % 2 == 0
-    victim = host.engine("primary")["pid"] if orphaned else host.core("primary")
-    core = host.core("primary")
-    began = time.monotonic()
-    os.kill(victim, signal.SIGKILL)
-    host.until(on_backup, 60)
-    served = time.monotonic() - began
-    pause(2)
-    gap = clients.gap_s(began)
-    what = "the API server" if orphaned else "EngineCore"
-    host.row(f"kill {number}, {what}: backup serves after; longest gap of the clients", f"{served:.2f} s; {gap:.2f} s")
-    if orphaned:
-        host.row(f"kill {number}: its core is gone", not psutil.pid_exists(core))
-    host.row(f"kill {number}: primary back, backup asleep again", f"{host.until(both_up, 240):.1f} s")
-    spawned, ready = (host.said(name)[-1]["at"] for name in ("engine.spawned", "engine.ready"))
-    host.row(f"kill {number}: what a cold start of it takes, exec to ready", f"{ready - spawned:.1f} s")
-    return gap
-
-
-def exhaust(host: Host, clients: Clients) -> float:
-    """A neighbour takes the rest of the card: degraded; then a long prompt: the articles' crash."""
-    neighbour = subprocess.Popen([sys.executable, "-c", NEIGHBOUR, "600"], stdout=subprocess.PIPE)
-    try:
-        assert neighbour.stdout
-        neighbour.stdout.readline()
-        host.row("neighbour holds the rest, PID", neighbour.pid)
-        took = host.until(lambda _, doc: any(s["class"] == "vram_degrade" for s in doc["symptoms"]), 30)
-        host.row("over the threshold for 5 s: told after", f"{took:.1f} s")
-        pause(2)
-        host.row("... and the service", json.dumps((host.status() or {})["services"][0]))
-        host.row("... evidence so far", host.incident()["incident"]["evidence"])
-        (host.out / "nvml-full-card.jsonl").write_text(recorded())
+    def kill(self, clients: Clients, number: int) -> None:
+        """Even: the engine core; odd: the API server alone, whose core stays behind with the memory."""
+        host, orphaned = self.host, number % 2 == 1
+        host.until(both_up, 100)
+        pause(STEADY_S)
+        members, core = host.members("primary"), host.core("primary")
+        before = host.meter.read()
+        held = held_by(before, self.gpu).get(core) or 0
+        victim = members["api"] if orphaned else core
+        label = f"kill {number}, {'API server' if orphaned else 'EngineCore'}"
         began = time.monotonic()
-        body = {"model": "m", "prompt": [5] * 60_000, "max_tokens": 4}
+        os.kill(victim, signal.SIGKILL)
+        served = host.until(on_backup, 60)
+        pause(2)
+        self.gaps.append(gap := clients.gap_s(began, time.monotonic()))
+        back = host.meter.back_s(self.gpu, members.values(), began, before)
+        host.row(label, f"backup serves after {served:.2f} s; longest gap of {CLIENTS} clients {gap:.2f} s; "
+                        f"{held / 2**30:.1f} GiB back after {seconds(back)}; core gone: {not psutil.pid_exists(core)}")
+        if orphaned and (cards := host.meter.first_with(core, began)):
+            host.record("orphan", cards)
+        host.row(f"{label}: primary back, backup asleep again", f"{host.until(both_up, 200):.1f} s")
+        aftermath(host, began, label)
+
+    def exhaust(self) -> None:
+        """A neighbour takes the rest of the card; then a long prompt: the articles' crash."""
+        self.host.until(both_up, 100)
+        pause(STEADY_S)
+        with Clients(self.host.gateway_url) as clients, Neighbour(self.gpu) as neighbour:
+            began = self._oom(neighbour, clients)
+            self._gate(neighbour, began)
+        self.host.row("OOM: neighbour gone, primary back, backup asleep again", f"{self.host.until(both_up, 200):.1f} s")
+        aftermath(self.host, began, "OOM")
+        self._close(clients)
+
+    def _oom(self, neighbour: Neighbour, clients: Clients) -> float:
+        host = self.host
+        neighbour.leaves(600)
+        before = host.meter.read()
+        host.record("full-card", before)
+        members, core = host.members("primary"), host.core("primary")
+        took = host.counter("backup", "vllm:prompt_tokens_total")
         told: list[str] = []
-        asker = threading.Thread(target=lambda: told.append(asked(body)))
-        asker.start()
-        host.row("the long prompt: backup serves after", f"{host.until(on_backup, 60):.2f} s")
-        asker.join(60)
-        host.row("... and its client was told", told)
-        pause(2)
-        gap = clients.gap_s(began)
-        host.row("... longest gap of the other clients", f"{gap:.2f} s")
-        newest = host.incident()
-        host.row("... classified", f"{newest['class']}: {newest['incident']['text'][:300]}")
-        return gap
-    finally:
-        neighbour.kill()
-        neighbour.wait(10)
-
-
-def asked(body: Doc) -> str:
-    try:
-        reply = requests.post(f"{GATEWAY}/v1/completions", json=body, timeout=60)
-    except requests.RequestException as error:
-        return type(error).__name__
-    return f"{reply.status_code} {reply.text[:300]}"
-
-
-def recorded() -> str:
-    """One sample as the helper prints it: a recording for tests."""
-    helper = [sys.executable, "-m", "vllm_watchdog.sense.gpu_helper"]
-    return subprocess.run(helper, input="1\n", capture_output=True, text=True, timeout=20, check=False).stdout
-
-
-def hang(host: Host) -> None:
-    """The core of whoever serves is stopped; /health says 200 all the while."""
-    name = (host.status() or {})["services"][0]["serving"]
-    began = time.monotonic()
-    os.kill(host.core(name), signal.SIGSTOP)
-    body = {"model": "m", "prompt": "hello", "max_tokens": 4}
-    threading.Thread(target=lambda: asked(body), daemon=True).start()
-    host.until(lambda engines, _: engines[name]["phase"] not in ("serving", "suspect"), 60)
-    host.row(f"{name}'s core stopped, /health 200: judged wedged after (patience 3 + 3 + 4 s)",
-             f"{time.monotonic() - began:.1f} s")
-
-
-def tried(host: Host, stage: Callable[[], None]) -> None:
-    """The card is lent: what fails is a row, and the other stages still count."""
-    try:
-        stage()
-    except Exception as error:
-        host.row("FAILED", f"{type(error).__name__}: {error}"[:2000])
-
-
-def main() -> int:
-    out = Path(sys.argv[2])
-    out.mkdir(parents=True, exist_ok=True)
-    host = Host(sys.argv[1], out, BUDGET_S)
-    gaps: list[float] = []
-    try:
+        deaths: list[float] = []
+        asker = threading.Thread(target=lambda: told.append(asked(host.gateway_url, [5] * LONG)))
+        watcher = threading.Thread(target=lambda: deaths.append(death_of(core)), daemon=True)
+        watcher.start()
         began = time.monotonic()
+        asker.start()
+        host.until(on_backup, 60)
+        served = time.monotonic()
+        watcher.join(5)
+        died = deaths[0] if deaths else began
+        asker.join(60)
+        pause(2)
+        self.gaps.append(gap := clients.gap_s(began, time.monotonic()))
+        back = host.meter.back_s(self.gpu, members.values(), died, before)
+        host.row("OOM: core gone after the prompt; after its death: backup serves; memory back; gap of the clients",
+                 f"{died - began:.2f} s; {served - died:.2f} s; {seconds(back)}; {gap:.2f} s")
+        host.row("OOM: the client of the long prompt was told", told)
+        grown = host.counter("backup", "vllm:prompt_tokens_total") - took
+        host.row("OOM: the prompt did not reach the backup", f"{grown < LONG} ({grown:.0f} prompt tokens there since)")
+        shown = host.ask(verb="incident", id=host.ask(verb="incidents")["incidents"][0]["id"])
+        host.row("OOM: classified", f"{shown['class']}: {shown['incident']['text'][:400]}")
+        exited = host.first(began, "engine.exited", engine="primary")
+        host.row("OOM: exit code", exited["code"] if exited else "none: it was stopped")
+        return died
+
+    def _gate(self, neighbour: Neighbour, began: float) -> None:
+        host = self.host
+        host.until(lambda engines, _: engines["primary"]["phase"] == "releasing", 20)
+        pause(3)
+        host.row("OOM: the restart waits while the neighbour holds the card",
+                 not host.first(began, "engine.spawned", engine="primary"))
+        host.row("OOM: neighbour lives; the incident names it",
+                 f"{neighbour.lives()}; {f'PID {neighbour.pid} ' in self._page()}")
+
+    def _page(self) -> str:
+        """The newest incident as people read it."""
+        folder = max((self.host.folder / "logs" / "incidents").iterdir(), key=lambda path: path.stat().st_mtime)
+        return (folder / "README.md").read_text()
+
+    def thresholds(self) -> None:
+        """A neighbour crosses both: bundle, alert, fewer requests.  The last stage: the card must be calm for long after."""
+        host = self.host
+        host.until(both_up, 100)
+        host.calm(50)
+        total = used(host.meter.read(), self.gpu)[1] // MIB
+        with Neighbour(self.gpu) as neighbour:
+            for class_, share in (("vram_high", 0.87), ("vram_degrade", 0.93)):
+                since = time.monotonic()
+                neighbour.leaves(int(total * (1 - share)))
+                filled = time.monotonic()
+                raised = host.awaited(since, 40, "symptom.raised", symptom=class_)
+                host.row(f"{class_} at {share:.0%}: told after", f"{raised['at'] - filled:.1f} s: {raised['text']}")
+                bundle = host.awaited(since, 20, "evidence.done")
+                host.row("... evidence complete after; missing",
+                         f"{bundle['at'] - filled:.1f} s; {bundle['missing'] or 'nothing'}")
+            host.until(lambda _, doc: doc["services"][0]["lowered"] is not None, 5)
+            host.row("... lowered", json.dumps((host.status() or {})["services"][0]["lowered"]))
+            pause(2)
+        told = [(alert.get("kind"), alert.get("class")) for alert in host.told() if "vram" in str(alert.get("class"))]
+        host.row("... alerts", told)
+
+    def hang(self) -> None:
+        """The primary's core is stopped under load; /health says 200 all the while."""
+        host = self.host
+        host.until(both_up, 100)
+        with Clients(host.gateway_url) as clients:
+            pause(2)
+            members = host.members("primary")
+            began = time.monotonic()
+            os.kill(host.core("primary"), signal.SIGSTOP)
+            host.until(lambda engines, _: engines["primary"]["phase"] not in ("serving", "suspect"), 60)
+            host.row("hang: judged wedged after (patience 3 + 3 + 4 s)", f"{time.monotonic() - began:.1f} s")
+            host.until(on_backup, 60)
+            pause(2)
+            host.row("hang: longest gap of the clients", f"{clients.gap_s(began, time.monotonic()):.1f} s")
+            host.row("hang: nothing of it left", not any(map(psutil.pid_exists, members.values())))
+            host.row("hang: primary back, backup asleep again", f"{host.until(both_up, 200):.1f} s")
+        aftermath(host, began, "hang")
+        host.row("hang: answers to the clients", clients.said())
+
+    def overhead(self) -> None:
+        """The same fixed work with watchdog and gateway, and on the engine alone with the watchdog stopped: ABBA pairs."""
+        host = self.host
+        assert host.daemon
+        host.until(both_up, 100)
+        direct = f"http://127.0.0.1:{host.ports['primary']}"
+        work_s(direct, 1)
+        rounds = max(1, math.ceil(HALF_S / work_s(direct, 1)))
+        ratios, alone = [], []
+        for number in range(PAIRS):
+            ways = ("with", "without") if number % 2 else ("without", "with")
+            spent = {way: self._half(way, direct, rounds) for way in ways}
+            ratios.append(spent["without"] / spent["with"])
+            alone.append(spent["without"])
+        speed = rounds * STREAMS * TOKENS / median(alone)
+        host.row(f"tokens/s with watchdog and gateway over without (goal 0.995): {PAIRS} pairs, {STREAMS} clients, "
+                 f"{rounds * STREAMS * TOKENS} tokens a half",
+                 f"median {median(ratios):.4f} of {speed:.0f} tokens/s; {[round(ratio, 4) for ratio in ratios]}")
+
+    def _half(self, way: str, direct: str, rounds: int) -> float:
+        host = self.host
+        assert host.daemon
+        helper = host.helper()
+        if way == "without":
+            os.kill(host.daemon.pid, signal.SIGSTOP)
+            helper.suspend()
+        try:
+            base = direct if way == "without" else host.gateway_url
+            work_s(base, 1)
+            return work_s(base, rounds)
+        finally:
+            helper.resume()
+            os.kill(host.daemon.pid, signal.SIGCONT)
+
+    def helper(self) -> None:
+        host = self.host
+        host.until(gpu_known, 30)
+        old, began = host.helper(), time.monotonic()
+        old.kill()
+        while host.helper().pid == old.pid:
+            pause(0.01)
+        host.until(gpu_known, 30)
+        host.row("GPU helper killed: the next one samples after", f"{time.monotonic() - began:.2f} s")
+        host.helper().suspend()
+        host.row("GPU helper stopped: said to be unknown after", f"{host.until(gpu_unknown, 30):.1f} s")
+        host.row("... and samples again after", f"{host.until(gpu_known, 90):.1f} s")
+
+
+NEEDS_S = {"sampling": 15.0, "kills": 0.0, "exhaust": START_S + 50, "hang": START_S + 25,
+           "overhead": PAIRS * 2.4 * HALF_S + 10, "helper": 30.0, "thresholds": 40.0}
+
+
+def main(words: list[str]) -> int:
+    reader = argparse.ArgumentParser()
+    reader.add_argument("model")
+    reader.add_argument("out", type=Path)
+    reader.add_argument("--gpu", type=int, default=0)
+    reader.add_argument("--stages", default=",".join(NEEDS_S))
+    reader.add_argument("--seconds", type=float, default=500)
+    options = reader.parse_args(words)
+    host = Host(options.model, options.out, options.seconds, LAYOUT, [options.gpu], 18000 + 10 * options.gpu)
+    drive = Drive(host, options.gpu)
+
+    def boot() -> None:
+        host.row("boot: backup asleep, primary serving", f"{host.until(both_up, 300):.1f} s")
+
+    try:
         host.start()
-        host.until(both_up, 300)
-        host.row("boot: backup asleep, primary serving", f"{time.monotonic() - began:.1f} s")
-        (out / "nvml-both-up.jsonl").write_text(recorded())
-        tried(host, lambda: sampling(host))
-        tried(host, lambda: overhead(host))
-        tried(host, lambda: helper_lost(host))
-        clients = Clients()
-        for number in range(1, 5):
-            tried(host, lambda number=number: gaps.append(kill(host, clients, number)))     # type: ignore[misc]
-        tried(host, lambda: gaps.append(exhaust(host, clients)))
-        host.row(f"client gap at {len(gaps)} deaths", f"median {median(gaps):.2f} s of {[round(gap, 2) for gap in gaps]}")
-        host.row("answers to the clients", clients.end())
-        tried(host, lambda: hang(host))
-    except TimeoutError as error:
-        host.row("FAILED", error)
+        host.tried(boot)
+        for name in options.stages.split(","):
+            host.tried(getattr(drive, name), NEEDS_S[name])
     finally:
         host.end()
-    return int(any(what == "FAILED" for what, _ in host.rows))
+    print((options.out / "table.txt").read_text())
+    return min(host.failed, 1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

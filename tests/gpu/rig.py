@@ -1,164 +1,164 @@
-"""One watchdog and one gateway over a real CUDA vLLM: what `drive` moves, watches and writes down.
+"""One watchdog and one gateway over a real CUDA vLLM: what `drive` and `pair` move, watch and write down.
 
-Everything lies in a folder of its own under the system's temporary one; `Host.end` ends what was started, and copies
-logs, journal and bundles to the output folder.
+Everything lies in a folder of its own under the system's temporary one.  `Host.end` ends what was started and packs logs,
+journal, incidents and recordings into one archive, for a lent machine gives back few files; the table is written row by
+row, so that a run that is cut off still tells what it saw.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import requests
+from tests.fakes.receivers import Server, says
+from tests.gpu.meter import Meter
 
 from vllm_watchdog.sense.gpu_helper import NAME as HELPER
 from vllm_watchdog.tell.client import Unreachable, call
 
 Doc = dict[str, Any]
+Found = Callable[[dict[str, Doc], Doc], bool]
 
-CLIENTS = 8
-GATEWAY = "http://127.0.0.1:18000"
-DIRECT = "http://127.0.0.1:18100"
-CONFIG = """
+MIB = 1 << 20
+STEADY_S = 2.2      # a kill within twice stable_s of a failback would double the wait for the next one
+VLLM = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+COMMON = """
 [daemon]
 state_dir = "{folder}/state"
 log_dir = "{folder}/logs"
+sample_s = 0.5
+listen = "off"
 [hang]
 still_s = 3
 probe_s = 3
 patience_s = 4
 [thresholds]
-degrade_after_s = 5
+vram_warn = 0.85
+vram_degrade = 0.9
+degrade_after_s = 10
 [failover]
 stable_s = 1
 after_failures = 50
+failback = "auto"
 [restart]
 budget = 50
+backoff_s = 0.2
+backoff_max_s = 0.2
+[evidence]
+min_interval_s = 1
+[alerts.channels.here]
+type = "webhook"
+url = "{receiver}"
 [gateway]
-listen = "127.0.0.1:18000"
+listen = "127.0.0.1:{port}"
 [engines.primary]
-command = ["{python}", "-m", "vllm.entrypoints.openai.api_server"]
+command = {command}
 model = "{model}"
-port = 18100
-gpus = [0]
-env = {{ HF_HUB_OFFLINE = "1", VLLM_USE_FLASHINFER_SAMPLER = "0" }}
+port = {primary}
+gpus = {gpus}
 [engines.primary.args]
 served-model-name = "m"
+load-format = "dummy"
+dtype = "bfloat16"
 enforce-eager = true
-gpu-memory-utilization = 0.6
-max-model-len = 65536
-max-num-batched-tokens = 65536
-[engines.backup]
-backup_for = "primary"
-standby = "sleeping"
-port = 18101
-args = {{ gpu-memory-utilization = 0.3, max-num-seqs = 16, max-num-batched-tokens = 8192 }}
 """
-NEIGHBOUR = """
-import sys, time, torch
-free, total = torch.cuda.mem_get_info()
-held = torch.empty(int(free - float(sys.argv[1]) * 2**20), dtype=torch.uint8, device="cuda")
-print("held", flush=True)
-time.sleep(120)
+# NVLink multicast stays off on a lent machine: a program that uses it can put the host's cards out of service.
+ENVIRONMENT = """
+[engines.primary.env]
+HF_HUB_OFFLINE = "1"
+VLLM_USE_FLASHINFER_SAMPLER = "0"
+VLLM_ALLREDUCE_USE_SYMM_MEM = "0"
+VLLM_ALLREDUCE_USE_FLASHINFER = "0"
+VLLM_USE_NCCL_SYMM_MEM = "0"
+NCCL_NVLS_ENABLE = "0"
+TORCH_SYMM_MEM_DISABLE_MULTICAST = "1"
+NVSHMEM_DISABLE_NVLS = "1"
 """
+
+
+class NoTimeError(Exception):
+    """A stage that could not be finished before the script's own deadline is not begun."""
 
 
 def pause(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-class Clients:
-    """Ask through the gateway until told to stop; `done` holds (monotonic instant, status or error) of every answer."""
-
-    def __init__(self) -> None:
-        self.done: list[tuple[float, str]] = []
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(number,), daemon=True) for number in range(CLIENTS)]
-        for thread in self._threads:
-            thread.start()
-
-    def _ask(self, number: int) -> None:
-        with requests.Session() as session:
-            while not self._stop.is_set():
-                body = {"model": "m", "prompt": f"client {number}", "max_tokens": 8}
-                try:
-                    said = str(session.post(f"{GATEWAY}/v1/completions", json=body, timeout=90).status_code)
-                except requests.RequestException as error:
-                    said = type(error).__name__
-                self.done.append((time.monotonic(), said))
-
-    def gap_s(self, since: float) -> float:
-        """The longest time without any answer, from an instant on."""
-        answered = [since, *sorted(at for at, said in list(self.done) if at >= since and said == "200")]
-        return max(later - earlier for earlier, later in itertools.pairwise(answered))
-
-    def end(self) -> dict[str, int]:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(95)
-        return dict(Counter(said for _, said in self.done))
-
-
 class Host:
-    """`deadline` bounds every wait: a script that hangs on a lent card helps nobody."""
+    """`layout` follows COMMON in the configuration: the primary's further args, then more tables.
 
-    def __init__(self, model: str, out: Path, deadline_s: float) -> None:
+    `deadline_s` bounds every wait: a script that hangs on a lent card helps nobody.
+    """
+
+    def __init__(self, model: str, out: Path, deadline_s: float, layout: str, gpus: list[Any], port: int) -> None:
         self.out, self.folder = out, Path(tempfile.mkdtemp(prefix="llm-watchdog-gpu-"))
+        out.mkdir(parents=True, exist_ok=True)
         self.deadline = time.monotonic() + deadline_s
+        self.recordings = self.folder / "recordings"
+        self.recordings.mkdir()
+        self.gateway_url, self.ports = f"http://127.0.0.1:{port}", {"primary": port + 1, "backup": port + 2}
+        self.receiver = Server(says(200))
+        self.alerts: list[Doc] = []
         self.config = self.folder / "config.toml"
-        self.config.write_text(CONFIG.format(folder=self.folder, python=sys.executable, model=model))
-        self.rows: list[tuple[str, str]] = []
+        self.config.write_text((COMMON + layout + ENVIRONMENT).format(
+            folder=self.folder, command=json.dumps(VLLM), model=model, port=port, gpus=json.dumps(gpus),
+            receiver=self.receiver.url, **self.ports))
+        self.meter = Meter()
+        self.failed = 0
         self.daemon: subprocess.Popen[bytes] | None = None
         self.gateway: subprocess.Popen[bytes] | None = None
 
+    # -- the table
+
     def row(self, what: str, figure: Any) -> None:
-        self.rows.append((what, str(figure)))
         print(f"{time.monotonic():.1f} {what}: {figure}", flush=True)
+        with (self.out / "table.txt").open("a") as table:
+            table.write(f"| {what} | {figure} |\n")
+
+    def tried(self, stage: Callable[[], Any], needs_s: float = 0.0, name: str = "") -> None:
+        """The card is lent: what fails is a row, and the other stages still count."""
+        name = name or stage.__name__
+        left = self.deadline - time.monotonic()
+        if left < needs_s:
+            self.row(f"{name}: NOT RUN", f"{left:.0f} s left, {needs_s:.0f} s needed")
+            return
+        try:
+            stage()
+        except Exception as error:
+            self.failed += 1
+            self.row(f"{name}: FAILED", f"{type(error).__name__}: {error}"[:2000])
+
+    # -- its processes
 
     def start(self) -> None:
+        self.meter.start()
         self.daemon, self.gateway = self._command("run"), self._command("gateway")
 
     def _command(self, word: str) -> subprocess.Popen[bytes]:
-        with (self.out / f"{word}.log").open("ab") as log:
+        with (self.folder / f"{word}.txt").open("ab") as log:
             return subprocess.Popen([sys.executable, "-m", "vllm_watchdog.app.cli", word, "--config", str(self.config)],
                                     stdout=log, stderr=log)
 
-    def status(self) -> Doc | None:
-        try:
-            return call(self.folder / "state" / "control.sock", {"verb": "status"}, 3.0)
-        except Unreachable:
-            return None
-
-    def until(self, found: Callable[[dict[str, Doc], Doc], bool], within_s: float) -> float:
-        """Seconds until the status shows it.  Raises TimeoutError."""
-        began = time.monotonic()
-        while time.monotonic() < min(began + within_s, self.deadline):
-            doc = self.status()
-            if doc and doc["engines"] and found({e["name"]: e for e in doc["engines"]}, doc):
-                return time.monotonic() - began
-            pause(0.01)
-        raise TimeoutError(f"not within {within_s} s: {json.dumps(self.status())[:3000]}")
-
-    def engine(self, name: str) -> Doc:
-        doc = self.status() or {"engines": []}
-        return next(engine for engine in doc["engines"] if engine["name"] == name)
+    def members(self, name: str) -> dict[str, int]:
+        """PIDs of an engine by the titles that vLLM gives them; its API server is `api`."""
+        leader = psutil.Process(self.engine(name)["pid"])
+        titled = {" ".join(child.cmdline()).strip(): child.pid for child in leader.children(recursive=True)}
+        return {"api": leader.pid} | {title: pid for title, pid in titled.items() if title.startswith("VLLM::")}
 
     def core(self, name: str) -> int:
-        """PID of one engine's core, by the title that vLLM gives it."""
-        leader = psutil.Process(self.engine(name)["pid"])
-        return next(child.pid for child in leader.children(recursive=True) if "EngineCore" in " ".join(child.cmdline()))
+        return next(pid for title, pid in self.members(name).items() if "EngineCore" in title)
 
     def helper(self) -> psutil.Process:
         """The process that alone talks to NVML; waits for the next one where it was lost.  Raises TimeoutError."""
@@ -171,16 +171,81 @@ class Host:
             pause(0.05)
         raise TimeoutError("no GPU helper for 60 s")
 
-    def said(self, name: str) -> list[Doc]:
-        """The journal's lines of one name."""
-        lines = [line for path in sorted((self.folder / "logs" / "journal").glob("*.jsonl"))
-                 for line in path.read_text().splitlines()]
-        return [doc for doc in map(json.loads, lines) if doc.get("say") == name]
+    # -- what it says
 
-    def incident(self) -> Doc:
-        """The newest one, whole."""
-        socket = self.folder / "state" / "control.sock"
-        return call(socket, {"verb": "incident", "id": call(socket, {"verb": "incidents"}, 3.0)["incidents"][0]["id"]}, 3.0)
+    def ask(self, **request: Any) -> Doc:
+        return call(self.folder / "state" / "control.sock", request, 5.0)
+
+    def status(self) -> Doc | None:
+        try:
+            return self.ask(verb="status")
+        except Unreachable:
+            return None
+
+    def until(self, found: Found, within_s: float) -> float:
+        """Seconds until the status shows it.  Raises TimeoutError."""
+        began = time.monotonic()
+        while time.monotonic() < min(began + within_s, self.deadline):
+            doc = self.status()
+            if doc and doc["engines"] and found({e["name"]: e for e in doc["engines"]}, doc):
+                return time.monotonic() - began
+            pause(0.01)
+        doc = self.status() or {}
+        keys = ("name", "phase", "generation", "cause", "why")
+        brief = [{key: row[key] for key in keys} for row in doc.get("engines", ())]
+        raise TimeoutError(f"not within {within_s:.0f} s: {json.dumps(brief)} {json.dumps(doc.get('services'))}")
+
+    def engine(self, name: str) -> Doc:
+        doc = self.status() or {"engines": []}
+        return next(engine for engine in doc["engines"] if engine["name"] == name)
+
+    def served_by(self) -> str | None:
+        doc = self.status()
+        return doc["services"][0]["serving"] if doc else None
+
+    def said(self, since: float, *names: str, **fields: str) -> list[Doc]:
+        """The journal's lines of these names from an instant on (monotonic, our clock is the daemon's).
+
+        `engine="primary"` is any generation of it.
+        """
+        lines = [line for path in sorted((self.folder / "logs" / "journal").glob("*.jsonl"))
+                 for line in path.read_text().splitlines() if '"say"' in line]
+        docs = [doc for doc in map(json.loads, lines) if doc.get("say") in names and doc["at"] >= since]
+        return [doc for doc in docs if all(str(doc.get(key, "")).split("#")[0] == value for key, value in fields.items())]
+
+    def first(self, since: float, *names: str, **fields: str) -> Doc | None:
+        return next(iter(self.said(since, *names, **fields)), None)
+
+    def awaited(self, since: float, within_s: float, *names: str, **fields: str) -> Doc:
+        """The same, waited for: the journal's own thread writes a moment later.  Raises TimeoutError."""
+        until = min(time.monotonic() + within_s, self.deadline)
+        while time.monotonic() < until:
+            if (doc := self.first(since, *names, **fields)) is not None:
+                return doc
+            pause(0.05)
+        raise TimeoutError(f"the journal does not say {names} {fields} within {within_s:.0f} s")
+
+    def told(self) -> list[Doc]:
+        """Every alert that the webhook got so far."""
+        while not self.receiver.got.empty():
+            self.alerts.append(self.receiver.got.get()[2])
+        return self.alerts
+
+    def calm(self, within_s: float) -> None:
+        """Until no incident is open: what joins an open one is not alerted again.  Raises TimeoutError."""
+        self.until(lambda _, doc: not doc["incidents"], within_s)
+
+    def counter(self, name: str, metric: str) -> float:
+        """The sum of one metric of an engine itself."""
+        text = requests.get(f"http://127.0.0.1:{self.ports[name]}/metrics", timeout=10).text
+        lines = [line for line in text.splitlines() if line.startswith((f"{metric}{{", f"{metric} "))]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def record(self, name: str, cards: list[Doc]) -> None:
+        """One sample, as the helper prints it: a recording for tests."""
+        (self.recordings / f"{name}.jsonl").write_text(json.dumps({"seq": 1, "gpus": cards}) + "\n")
+
+    # -- its end
 
     def end(self) -> None:
         if self.gateway and self.gateway.poll() is None:
@@ -191,10 +256,10 @@ class Host:
             self.daemon.send_signal(signal.SIGCONT)
             self.daemon.send_signal(signal.SIGTERM)
             self.row("clean stop, exit code", f"{self.daemon.wait(60)} after {time.monotonic() - began:.1f} s")
-        for name in ("incidents", "journal"):
-            if (self.folder / "logs" / name).exists():
-                shutil.make_archive(str(self.out / name), "gztar", self.folder / "logs" / name)
-        for log in (self.folder / "logs").glob("*.log"):
-            shutil.copy(log, self.out)
-        (self.out / "table.txt").write_text("\n".join(f"| {what} | {figure} |" for what, figure in self.rows) + "\n")
+        self.meter.stop()
+        (self.recordings / "alerts.jsonl").write_text("".join(json.dumps(alert) + "\n" for alert in self.told()))
+        self.receiver.close()
+        with tarfile.open(self.out / "all.tar.gz", "w:gz") as archive:
+            for path in (self.recordings, *self.folder.glob("*.t*"), *(self.folder / "logs").glob("*")):
+                archive.add(path, path.name)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -228,12 +228,27 @@ def test_failback_returns_to_the_primary(host: RealWatchdog, figures: Figures) -
             note="the backup stopped first")
 
 
+def test_a_killed_worker_is_named_and_the_engine_replaced(host: RealWatchdog, figures: Figures) -> None:
+    calm(host)
+    members, worker = host.of("primary"), host.titled("primary")["VLLM::Worker"]
+    killed = time.time()
+    os.kill(worker, signal.SIGKILL)
+    host.up("primary", after=5)
+    assert not alive(members) and not host.of("backup")
+    row = incident_since(host, killed, "worker_died")
+    files = evidence(host, row)
+    _, died = next(host.events("MemberDied", "primary", killed, time.time()))
+    assert died["pid"] == worker
+    figures("SIGKILL of the worker", detected_s=host.since(killed, "engine.phase"), evidence=len(files),
+            recovered_s=host.since(killed, "engine.ready", engine="primary#6"), note=f"class {row['class']}")
+
+
 def test_people_were_told_once_when_each_incident_opened_and_once_when_it_ended(
     host: RealWatchdog, phone: Receiver, figures: Figures
 ) -> None:
     calm(host)
     owed = {(row["id"], kind) for row in host.words("incidents")[1] for kind in ("opened", "resolved")}
-    assert len(owed) == 6
+    assert len(owed) == 8
     host.until(lambda: len(phone.letters) >= len(owed), "an alert is missing")
     assert sorted((letter["incident"], letter["kind"]) for letter in phone.letters) == sorted(owed)
     figures("alerts", note=f"{len(owed) // 2} incidents, {len(phone.letters)} messages, across two daemons' deaths")
@@ -245,18 +260,18 @@ def test_a_clean_stop_leaves_nothing_and_is_no_incident(host: RealWatchdog, figu
     host.finish()       # exit code 0; no process, port, socket or lock left; the journal replays
     took = time.time() - asked
     assert [row["id"] for row in host.words("incidents")[1]] == [row["id"] for row in before]
-    figures("clean stop, serving", recovered_s=host.since(asked, "engine.emptied", engine="primary#5"),
+    figures("clean stop, serving", recovered_s=host.since(asked, "engine.emptied", engine="primary#6"),
             note=f"daemon gone after {took:.1f} s with a replay; no process, port, lock, incident")
 
 
 def test_a_stop_in_the_middle_of_a_failover_leaves_nothing_and_is_no_incident(host: RealWatchdog, figures: Figures) -> None:
     _, before = host.words("incidents")
     host.start()
-    host.loading("primary", after=5)
+    host.loading("primary", after=6)
     asked = time.time()
     assert host.cli("failover").code == 0
     host.loading("backup", after=1)
-    left_s = host.since(asked, "engine.emptied", engine="primary#6")
+    left_s = host.since(asked, "engine.emptied", engine="primary#7")
     stopped = time.time()
     host.finish()
     assert [row["id"] for row in host.words("incidents")[1]] == [row["id"] for row in before]

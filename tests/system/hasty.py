@@ -1,7 +1,11 @@
-"""The daemon with the limits that no configuration key sets cut short, so that a test need not wait for them."""
+"""The daemon with the limits that no configuration key sets cut short, so that a test need not wait for them.
+
+`HASTY_RELEASE_S` and `HASTY_CONFIRM_S` in the environment cut two of them less short.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +26,11 @@ class Hasty:
 
     def plan(self, seed: int) -> Plan:
         plan = self._settings.plan(seed)
-        engines = tuple(
-            replace(engine, limits=replace(engine.limits, release_s=1.0, kill_s=5.0, wake_s=2.0)) for engine in plan.engines)
+        release_s, confirm_s = (float(os.environ.get(f"HASTY_{name}_S", "1.0")) for name in ("RELEASE", "CONFIRM"))
+        engines = tuple(replace(engine, limits=replace(engine.limits, release_s=release_s, kill_s=5.0, wake_s=2.0))
+                        for engine in plan.engines)
         return replace(
-            plan, engines=engines, confirm_s=1.0, failover=replace(plan.failover, idle_s=0.5),
+            plan, engines=engines, confirm_s=confirm_s, failover=replace(plan.failover, idle_s=0.5),
             thresholds=replace(plan.thresholds, clear_after_s=0.5))
 
 

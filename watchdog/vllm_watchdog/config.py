@@ -165,9 +165,9 @@ class Settings(BaseSettings):
             admin=state / "gateway.sock", hold_s=asked.hold_s, hold_requests=asked.hold_requests,
             hold_bytes=asked.hold_mib * MIB, max_body_bytes=asked.max_body_mib * MIB,
             max_connections=asked.max_connections, suspect_tokens=asked.suspect_tokens, refuse_s=asked.refuse_s,
+            coalesce_chars=asked.coalesce_chars, coalesce_s=asked.coalesce_s,
             drain_s=asked.drain_s, long_tokens=asked.long_tokens, long_share=asked.long_share,
             key_concurrent=asked.key_concurrent, first_token_s=asked.first_token_s,
-            coalesce_chars=asked.coalesce_chars, coalesce_s=asked.coalesce_s,
         )
 
     def rules(self) -> tuple[Rule, ...]:

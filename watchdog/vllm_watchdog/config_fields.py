@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, SecretStr
 
+from vllm_watchdog import cards
 from vllm_watchdog.config_channels import channel_url, minutes, template
 from vllm_watchdog.config_sources import Text
 from vllm_watchdog.core.units import DAY_S
@@ -68,6 +69,17 @@ def _arg(value: object) -> Arg:
     if "\\u0000" in text:
         raise ValueError("holds a NUL character, expected plain text")
     return value  # type: ignore[return-value]  # narrowed item by item
+
+
+def _card(value: object) -> object:
+    """A card by its UUID becomes its index, by which all else knows it."""
+    if not isinstance(value, str):
+        return value
+    if value.startswith("MIG-"):
+        raise ValueError("is a part of a card, expected none in gpus, and env.CUDA_VISIBLE_DEVICES for a MIG instance")
+    if not value.startswith("GPU-"):
+        raise ValueError(f"{value!r:.60} is no card, expected its index or its UUID, as nvidia-smi -L shows them")
+    return cards.index_of(value)
 
 
 def _share_or_auto(value: object) -> float | Literal["auto"]:
@@ -153,7 +165,8 @@ Tokens = Annotated[int, READ, Field(strict=True, ge=0, le=1 << 30)]
 Location = Annotated[Path, AfterValidator(lambda path: Path(_plain(str(path))))]
 Folder = Annotated[Location, AfterValidator(lambda path: Path.cwd() / path)]
 Command = Annotated[tuple[Plain, ...], READ, Field(min_length=1, max_length=100)]
-Cards = Annotated[tuple[Annotated[int, Field(strict=True, ge=0, le=1023)], ...], READ, Field(max_length=64)]
+Card = Annotated[int, BeforeValidator(_card), Field(strict=True, ge=0, le=1023)]
+Cards = Annotated[tuple[Card, ...], READ, Field(max_length=64)]
 Args = dict[Annotated[str, AfterValidator(_flag)], Annotated[Any, PlainValidator(_arg)]]
 Env = dict[Annotated[str, AfterValidator(_variable)], Annotated[str, AfterValidator(_plain)]]
 Listen = Annotated[str, AfterValidator(_plain), AfterValidator(_listen)]

@@ -192,6 +192,10 @@ class Gateway(Section):
     coalesce_s: Annotated[float, READ, Number, Field(le=10)] = GATE.coalesce_s
     keys: dict[Name, Secret] = Field(default_factory=dict, max_length=1000)
     rules: Annotated[tuple[Rule, ...], READ, Field(max_length=100)] = ()
+    long_tokens: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 30)] = GATE.long_tokens
+    long_share: Annotated[float, READ, Field(strict=True, ge=0.05, le=0.95)] = GATE.long_share
+    key_concurrent: Annotated[int, READ, Field(strict=True, ge=1, le=100_000)] | None = GATE.key_concurrent
+    first_token_s: Seconds | None = GATE.first_token_s
 
     @property
     def host(self) -> str:

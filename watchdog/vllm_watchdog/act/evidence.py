@@ -30,6 +30,7 @@ AT_ONCE = 4  # bundles in progress; with more, a disk or a driver hangs and anot
 STUCK = 4  # threads of one part that never came back, before it is given up
 SHARE = 0.9  # of the deadline for the parts; the rest is for writing the page about them
 CONTENTS = "bundle.txt"
+UNHURRIED_S = 0.1  # before a bundle that no kill waits for: the next engine's start needs the interpreter now
 
 Takings = queue.SimpleQueue[tuple[str, str | Exception]]  # a part's name with its text, or with what went wrong
 
@@ -57,6 +58,7 @@ class Evidence:
         self._folders = threading.Lock()
         self._writing: list[str] = []  # incidents into whose folders a bundle is being written
         self._bundles: list[threading.Thread] = []
+        self._stopping = threading.Event()
         self._takers: dict[str, list[threading.Thread]] = {part.name: [] for part in parts}
 
     def start(self) -> None:
@@ -64,6 +66,7 @@ class Evidence:
 
     def stop(self, deadline_s: float) -> None:
         """Gives bundles in progress until the deadline."""
+        self._stopping.set()
         until = time.monotonic() + deadline_s
         for thread in self._bundles:
             thread.join(max(0.0, until - time.monotonic()))
@@ -79,6 +82,8 @@ class Evidence:
         thread.start()
 
     def _make(self, dump: Dump, context: Context) -> None:
+        if not dump.stacks:
+            self._stopping.wait(UNHURRIED_S)
         launch = self._launches.get(dump.mark.engine) if dump.mark else None
         secrets = secrets_of(launch) if launch else ()
         # Before the disk is touched, which may be slow.

@@ -16,19 +16,23 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from math import inf
 
-from vllm_watchdog.act.leader import Leader, RefusedError, adopt, spawn
+from vllm_watchdog.act.leader import Leader, adopt, spawn
 from vllm_watchdog.act.members import Members, Titled, titled
 from vllm_watchdog.act.purge import Purge, reap
+from vllm_watchdog.act.step import RefusedError, Step
 from vllm_watchdog.cgroup import Group, Groups
 from vllm_watchdog.core.commands import Adopt, Kill, Spawn, Term
 from vllm_watchdog.core.events import Emptied, Event, Exited, MemberDied, Spawned, SpawnFailed
 from vllm_watchdog.core.readings import Mark, Process
 from vllm_watchdog.launch import Launch
-from vllm_watchdog.proc import MarkIndex, deliver, holding, listeners
+from vllm_watchdog.proc import MarkIndex, deliver, holding, listeners, refuses
 
 GROUP_AFTER_S = 5.0  # a vLLM asked while it was loading left TERM to the leader unanswered for 90 s
 TOGETHER_S = 0.02  # a signal to a whole group reaches one process after another: is it the leader's end, too?
+SEEN_S = 1.0  # how long a walk that has shown nothing of an engine is believed: only its hands start any of it
 TIDY_S = 5.0  # how often orphans that ended under us are reaped
 BACKLOG = 64  # the policy has at most a few commands in flight; more is a bug
 PR_SET_CHILD_SUBREAPER = 36  # prctl.h
@@ -76,10 +80,12 @@ class Hands:
         self._members = Members()  # of the leader, while nobody has asked it to stop
         self._sampled: tuple[Mark, Titled] | None = None  # its processes, as another thread saw them
         self._watching = False
+        self._step: Step | None = None  # started when the leader died: most probably it is needed in a moment
         self._purge: Purge | None = None
         self._orphaned = False  # its leader was gone before the purge began
         self._group_term_at: float | None = None
         self._purge_at = self._tidy_at = clock()
+        self._nothing_at = -inf  # when a walk has shown no process of this engine
 
     def start(self) -> None:
         self._thread.start()
@@ -121,6 +127,7 @@ class Hands:
                 self._term_group()
             if now >= self._tidy_at:
                 self._tidy()
+        self._dismiss_step()
 
     def _sleep(self) -> set[int]:
         """Until a command, a death, or the next deadline.  What can be read then."""
@@ -145,9 +152,28 @@ class Hands:
         if leader and not self._exited and select.select([leader.fd], [], [], 0)[0]:
             self._exited = True
             self._group_term_at = None
+            unasked = self._watching
             self._unwatch()
             group = self._group(leader.mark)
             self._post(Exited(self._clock(), leader.mark, leader.code(), group.oom_kills if group else 0))
+            if unasked:
+                self._prepare()
+
+    def _prepare(self) -> None:
+        """Most probably another generation starts in a moment."""
+        with suppress(RefusedError):    # which that start will say
+            self._step = self._step or Step()
+
+    def _take_step(self) -> Step:
+        if self._step and not self._step.waits:
+            self._dismiss_step()
+        step, self._step = self._step, None
+        return step or Step()
+
+    def _dismiss_step(self) -> None:
+        if self._step:
+            self._step.dismiss()
+        self._step = None
 
     def _notice_members(self, ready: set[int]) -> None:
         """Of a leader that lives and was not asked to stop; then learns whom the latest sample has shown."""
@@ -183,20 +209,26 @@ class Hands:
             self._refuse_a_double()
             self._refuse_a_taken_port()
             group = self._groups.create(mark, self.launch.memory_max) if self._groups else None
-            leader = spawn(self.launch, mark, self._instance, self._make_room, group.path if group else None)
+            leader = spawn(self.launch, mark, self._instance, self._make_room, group.path if group else None,
+                           self._take_step)
         except RefusedError as refused:
             self._post(SpawnFailed(self._clock(), mark, refused.class_, str(refused)))
             return
+        self._nothing_at = -inf
         self._hold(leader)
         self._post(Spawned(self._clock(), mark, leader.who.pid, leader.lost_log))
 
     def _refuse_a_double(self) -> None:
+        if self._clock() - self._nothing_at < SEEN_S:
+            return
         for mark, members in self._index.marked().items():
             if mark.engine == self.launch.name:
                 raise RefusedError(f"{mark} still runs as PID {members[0].pid}")
 
     def _refuse_a_taken_port(self) -> None:
         port, host = self.launch.port, self.launch.host
+        if refuses(port, host):
+            return
         for holder in listeners(port, self._instance, host):
             raise RefusedError(f"port {port} is held by {holder}", "port_stranger")
 
@@ -259,6 +291,7 @@ class Hands:
             return
         purge.close()
         self._purge = None
+        self._nothing_at = self._clock() if purge.nothing_left else -inf
         if leader := self._led(purge.mark):
             leader.release()
             self._leader = None
@@ -267,5 +300,6 @@ class Hands:
     def _tidy(self) -> None:
         """Reaps what re-parented to us and ended; but what began a session may be a leader in other hands."""
         self._tidy_at = self._clock() + self._tidy_s
+        self._dismiss_step()    # nobody came for it
         ours = [owned for owned in self._index.owned() if owned.mark.engine == self.launch.name]
         reap([owned for owned in ours if owned.stat.session != owned.stat.who.pid], self._leader)

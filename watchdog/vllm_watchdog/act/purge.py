@@ -31,6 +31,7 @@ class Purge:
         self.wait_s = FIRST_WAIT_S
         self._leader = leader
         self._index = index
+        self.nothing_left = False  # the last walk has shown no other generation of this engine either
         self._held: dict[ProcId, int] = {}
         self._struck: dict[ProcId, str] = {}
 
@@ -53,8 +54,10 @@ class Purge:
     def round(self) -> bool:
         """Signals all that is left.  True: nothing was."""
         # Looked for before the first blow: a child that wiped its environment is known by its living parent alone.
-        ours = [owned for owned in self._index.owned() if owned.mark == self.mark]
+        engine = [owned for owned in self._index.owned() if owned.mark.engine == self.mark.engine]
+        ours = [owned for owned in engine if owned.mark == self.mark]
         left = {owned.stat.who: owned.stat.comm for owned in ours if owned.stat.alive}
+        self.nothing_left = not any(owned.stat.alive for owned in engine)
         self._let_go(set(self._held) - set(left))
         if not left and not (self._group and self._group.populated):
             reap(ours, self._leader)

@@ -14,13 +14,14 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from vllm_watchdog.core.advance import advance
-from vllm_watchdog.core.commands import Command, Quit
+from vllm_watchdog.core.commands import Command, Kill, Quit, Spawn, Term
 from vllm_watchdog.core.events import Booted, ClockSet, Event, Tick
 from vllm_watchdog.core.totals import Totals, count
 from vllm_watchdog.core.world import World, next_deadline
 
 IDLE_S = 1.0            # the longest wait: the wall clock is compared, and systemd is told, at least this often
 STEPPED_S = 0.5         # a wall clock that moved by more than this against the monotonic one was stepped
+HANDS = (Spawn, Term, Kill)     # carried out first: what tells of it and what proves it takes a moment
 KEEP_UP = 200           # events taken in one go before the world is published again
 
 
@@ -75,7 +76,7 @@ class Loop:
         self.world, commands = advance(before, event)
         self.totals = count(self.totals, before, event, self.world, commands)
         self._outlets.journal(event)
-        for command in commands:
+        for command in sorted(commands, key=lambda command: not isinstance(command, HANDS)):
             self._outlets.execute(command)
         return any(isinstance(command, Quit) for command in commands)
 

@@ -19,7 +19,7 @@ OTHERS = "others"   # ... and of all that is not ours
 
 
 class Sampler:
-    """Called by one thread; a bundle gets a copy."""
+    """Taken by one thread; others read copies, each made in one step: to walk a deque that grows meanwhile is an error."""
 
     def __init__(self) -> None:
         self._rows: deque[tuple[str, ...]] = deque(maxlen=KEPT)
@@ -44,11 +44,11 @@ class Sampler:
 
     def points(self, engine: str) -> tuple[Point, ...]:
         """For the plot of an incident: memory around one engine, oldest first."""
-        return tuple(point for name, point in self._points if name == engine)
+        return tuple(point for name, point in list(self._points) if name == engine)
 
     def rows(self) -> tuple[str, ...]:
         """Lines of CSV, the heading first."""
-        return tuple(",".join(row) for row in (HEADER, *self._rows))
+        return tuple(",".join(row) for row in (HEADER, *list(self._rows)))
 
     def _engine(self, world: World, engine: Engine, wall: float) -> Iterator[tuple[str, float]]:
         if engine.tree:

@@ -63,11 +63,12 @@ def _deadline(turn: Turn, name: str) -> None:
 
 
 def _queue(turn: Turn, name: str) -> None:
-    """While another engine loads first, its own wait for room has not begun: nobody is paged for it."""
+    """While another engine loads first, or leaves, its own wait for room has not begun: nobody is paged for it."""
     world, engine = turn.world, turn.world.engine(name)
     if engine.phase is not Phase.RELEASING:
         return
-    if standby.goes_first(world, engine) or gate.loads_there(engine.plan, ((e.plan, e.phase) for e in world.engines)):
+    phases = [(e.plan, e.phase) for e in world.engines]
+    if standby.goes_first(world, engine) or gate.loads_there(engine.plan, phases) or gate.leaves(engine.plan, phases):
         turn.change(name, life=replace(engine.life, deadline=turn.at + engine.plan.limits.release_s))
 
 

@@ -17,6 +17,7 @@ from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, GpuProcess, Mark, Unknown
 from vllm_watchdog.core.units import GIB
 
+LEAVING = frozenset({Phase.DUMPING, Phase.STOPPING, Phase.KILLING})     # each has its own deadline, and WEDGED its own page
 PROFILING = frozenset({Phase.STARTING, Phase.LOADING})
 TOGETHER = 0.95         # of a card for two engines: each takes some hundred MiB beside its share
 FRESH_SHARE = 0.98      # of a card, free: nobody holds it, whatever the engine's own share is
@@ -33,6 +34,11 @@ def rivals(plan: EnginePlan, phases: Iterable[tuple[EnginePlan, Phase]]) -> tupl
 def loads_there(plan: EnginePlan, phases: Iterable[tuple[EnginePlan, Phase]]) -> bool:
     """Does another engine load on this one's cards?  It is waited for as long as it takes."""
     return any(_profiles(plan, other, phase) for other, phase in phases if other.name != plan.name)
+
+
+def leaves(plan: EnginePlan, phases: Iterable[tuple[EnginePlan, Phase]]) -> bool:
+    """Is a rival of this one on its way out?  It is waited for as long as its stop may take."""
+    return any(phase in LEAVING and _in_the_way(plan, other, phase) for other, phase in phases if other.name != plan.name)
 
 
 def _profiles(plan: EnginePlan, other: EnginePlan, phase: Phase) -> bool:

@@ -42,7 +42,7 @@ def _its_turn(turn: Turn, service: Service, backup: Engine) -> None:
         _want(turn, service.name)
     elif backup.phase is Phase.ASLEEP and _has_room(turn.world, backup):
         turn.sign(backup.name, Sign.ROUSE)
-    elif backup.phase is Phase.ASLEEP and turn.at - service.since < backup.plan.limits.release_s:
+    elif backup.phase is Phase.ASLEEP and _memory_may_come(turn, service, backup):
         turn.look_soon()
     elif backup.phase is Phase.ASLEEP and not _paged(turn.world, service):
         turn.page(backup.name)
@@ -87,6 +87,13 @@ def _want(turn: Turn, name: str) -> None:
     engine = turn.world.engine(name)
     if not turn.world.paused and not engine.life.wanted and engine.phase is Phase.STOPPED:
         turn.sign(name, Sign.WANT)
+
+
+def _memory_may_come(turn: Turn, service: Service, backup: Engine) -> bool:
+    """The primary still leaves, or left a moment ago."""
+    if gate.leaves(backup.plan, ((engine.plan, engine.phase) for engine in turn.world.engines)):
+        return True
+    return turn.at - max(service.since, turn.world.engine(service.name).since) < backup.plan.limits.release_s
 
 
 def _may_boot(world: World, service: Service) -> bool:

@@ -102,7 +102,7 @@ class EngineCore:
             raise StepFailedError("RuntimeError: cancelled")
         if self.dozing is not None and not self.scheduler.busy:
             self._fall_asleep(self.dozing)
-        if self.hung or self.asleep or not self.scheduler.busy:
+        if self.hung or self.asleep or not self.scheduler.busy or self.holders.stopped():
             self._listen(TICK_S if self.terminated or self._timed else IDLE_S)
         else:
             self._step()

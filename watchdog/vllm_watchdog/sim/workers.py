@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 
 from vllm_watchdog.sim import logs, proctitle, vram
 
@@ -29,12 +30,21 @@ class Holders:
             with contextlib.suppress(BrokenPipeError):  # its death is noticed by the loop
                 os.write(pipe, b"%d\n" % used_bytes)
 
+    def stopped(self) -> bool:
+        """A worker that is stopped (SIGSTOP) keeps the others waiting for its part of the step."""
+        return any(_state(pid) in "Tt" for pid in self.pids)
+
     def dead_worker(self) -> int | None:
         """The rank of a worker that has ended, or None."""
         for rank, pid in enumerate(self.pids):
             if os.waitpid(pid, os.WNOHANG)[0]:
                 return rank
         return None
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter; a dead worker is a zombie until `dead_worker` has seen it."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def start(count: int, close: tuple[int, ...], ignore_term: bool) -> Holders:

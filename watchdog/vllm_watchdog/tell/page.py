@@ -1,6 +1,6 @@
 """The page that an on-call engineer opens: `README.md`, `timeline.jsonl` and `memory.svg` in each incident's folder.
 
-Written again whenever the incident changes, from its own thread; the newest version of an incident wins, and a disk that
+Written again when the incident has changed, from its own thread; the newest version of an incident wins, and a disk that
 is full costs the page, not the daemon.  English first, then Chinese; every sentence is `core.story`'s or `core.lessons`'.
 """
 
@@ -25,6 +25,7 @@ from vllm_watchdog.tell.plot import Marked, Point, plot
 
 WAITING = 100       # incidents whose page waits to be written
 COMPLAIN_S = 60.0
+LULL_S = 0.1        # a failure changes its incident five times within this, while who restarts the engine needs Python
 PLOT = "memory.svg"
 BEFORE_S, AFTER_S = 600.0, 300.0        # what the plot shows of the time around the opening
 PROOF_LINES = 12
@@ -65,6 +66,7 @@ class Pages:
                 self._changed.wait_for(lambda: self._waiting or self._stopping)
                 if not self._waiting:
                     return
+                self._changed.wait_for(lambda: self._stopping, LULL_S)
                 incident, points = self._waiting.pop(next(iter(self._waiting)))
             try:
                 self._put(incident, points)

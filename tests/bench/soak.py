@@ -1,0 +1,350 @@
+"""Random faults for an hour, from a seed, on the real daemon and gateway with stand-in engines under load.
+
+    python -m tests.bench.soak [--seed 8] [--minutes 60] [--report FILE]
+
+Two hosts at the same time.  The steady one has a hot pair, and only its engines fail, so that its daemon and gateway live
+for the whole time: their memory, descriptors and threads are sampled, and its page and metrics are read.  The rough one
+has a cold pair, in its second half a sleeping one, and its daemon, gateway and receiver of alerts are killed, too.  One
+fault in six comes while the last one is not over yet.  The order of the faults is the seed's; the moments depend on how
+long the host takes.
+
+At the end: 0 orphans, 0 double engines, 0 lost alerts, 0 requests lost that had not begun (but for those that a killed
+gateway had), memory that grows by 1 MiB an hour at most after the warm-up.  Exit 1 where that does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import linear_regression
+
+import requests
+from tests.system.harness import Receiver, free_port
+from tests.system.matrix import FAULTS
+from tests.system.stage import Stage, Watch
+
+PAUSE_S = (3.0, 12.0)       # between calm and the next fault
+OVERLAP, OVERLAP_S = 1 / 6, (0.0, 1.5)
+AWAY_S = 5.0
+CALM_S = 120.0
+SAMPLE_S = 5.0
+WARM_UP = 0.25              # of the time: the plots' ten minutes fill, glibc's arenas and Python's caches settle
+GOAL_MIB_PER_H = 1.0
+RECEIVER_AWAY = "receiver away"
+SCENES = ("port taken", "both engines")         # they need a calm host to begin with
+HANG = {"still_s": 2.0, "probe_s": 5.0, "patience_s": 3.0, "dead_s": 4.0}      # others work on this machine, too
+
+DAEMON = {"sample_s": 1.0, "listen": "off"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """Wait `pause_s`, break; `overlap_s` later break again before the first is over, if there are two."""
+
+    pause_s: float
+    faults: tuple[str, ...]
+    overlap_s: float
+
+
+def plan(seed: int, rough: bool, standby: str) -> Iterator[Step]:
+    """Endless, and the same for the same seed."""
+    chance = random.Random(f"{seed}/{rough}/{standby}")
+    names = [name for name, fault in FAULTS.items() if standby in fault.standbys and (rough or not fault.ends)]
+    names += [RECEIVER_AWAY] * rough
+    plain = [name for name in names if name not in SCENES]
+    while True:
+        faults = chance.sample(plain, 2) if chance.random() < OVERLAP else [chance.choice(names)]
+        yield Step(chance.uniform(*PAUSE_S), tuple(faults), chance.uniform(*OVERLAP_S))
+
+
+@dataclass
+class Tally:
+    """What one host has to show."""
+
+    name: str
+    faults: Counter[str] = field(default_factory=Counter)
+    incidents: int = 0
+    problems: list[str] = field(default_factory=list)
+    doubles: set[str] = field(default_factory=set)
+    orphans: list[str] = field(default_factory=list)
+    lost: Counter[str] = field(default_factory=Counter)
+    with_gateway: Counter[str] = field(default_factory=Counter)
+    whole: int = 0
+    cut: int = 0
+    untold: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sample:
+    at_s: float
+    pss_mib: float
+    fds: int
+    threads: int
+
+
+def sample(pid: int, at_s: float) -> Sample:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    pss_kib = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    status = Path(f"/proc/{pid}/status").read_text()
+    threads = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Threads:"))
+    return Sample(at_s, pss_kib / 1024, len(os.listdir(f"/proc/{pid}/fd")), threads)
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Of one process, after the warm-up; growth is the difference of the medians of the first and the last quarter."""
+
+    mib_per_h: float
+    first_mib: float
+    last_mib: float
+    fds: int
+    threads: int
+
+
+def trend(samples: list[Sample], warm_s: float) -> Trend:
+    kept = [each for each in samples if each.at_s >= warm_s]
+    slope = linear_regression([each.at_s / 3600 for each in kept], [each.pss_mib for each in kept]).slope
+    quarter = max(1, len(kept) // 4)
+
+    def growth(what: str) -> int:
+        first, last = (sorted(getattr(each, what) for each in part) for part in (kept[:quarter], kept[-quarter:]))
+        return int(last[len(last) // 2] - first[len(first) // 2])
+
+    return Trend(slope, kept[0].pss_mib, kept[-1].pss_mib, growth("fds"), growth("threads"))
+
+
+# -- one host
+
+
+def receiver_away(stage: Stage) -> None:
+    """Nobody takes alerts for a while; what was told before is kept."""
+    old = stage.receiver
+    port = int(old.url.split(":")[2].split("/")[0])
+    old.close()
+    time.sleep(AWAY_S)
+    stage.receiver = Receiver(port)
+    stage.receiver.letters[:0] = old.letters
+
+
+def strike(stage: Stage, name: str, tally: Tally) -> None:
+    if name == RECEIVER_AWAY:
+        receiver_away(stage)
+        tally.faults[name] += 1
+        return
+    ends_gateway, before = FAULTS[name].ends == "gateway", stage.failed()
+    try:
+        FAULTS[name].strike(stage)
+        tally.faults[name] += 1
+    except LookupError:     # the first fault has ended what the second one looks for
+        tally.faults["nobody left to strike"] += 1
+    if ends_gateway:
+        stage.answered()
+        tally.with_gateway += stage.failed() - before
+
+
+def rest(stage: Stage) -> None:
+    """Until all is as before.  A sleeping standby that died comes back with a change of sides, a human's to choose."""
+    if stage.standby == "sleeping":
+        stage.host.until(lambda: quiet(stage), "no engine serves alone", stage.calm_s)
+        if stage.host.engine("backup")["phase"] == "stopped":
+            stage.host.until(lambda: stage.host.ask("failover").get("ok"), "no failover")
+            stage.host.serving("backup")
+    stage.calm()
+
+
+def quiet(stage: Stage) -> bool:
+    doc = stage.host.status()
+    if doc is None or doc["incidents"] or stage.serving() != "primary":
+        return False
+    return {each["name"]: each["phase"] for each in doc["engines"]}["backup"] in ("asleep", "stopped")
+
+
+def work(stage: Stage, steps: Iterator[Step], until: float, tally: Tally) -> None:
+    """Steps until the time is over; what is not as promised is noted, and it goes on."""
+    with Watch(stage) as watch:
+        while time.monotonic() < until:
+            step = next(steps)
+            time.sleep(step.pause_s)
+            try:
+                for number, name in enumerate(step.faults):
+                    time.sleep(step.overlap_s * number)
+                    strike(stage, name, tally)
+                rest(stage)
+                stage.answered()
+                tally.orphans += stage.strays()
+            except (AssertionError, OSError) as error:
+                tally.problems.append(f"{' + '.join(step.faults)}: {type(error).__name__} {str(error)[:2000]}")
+                print(f"{tally.name}: {tally.problems[-1]}", flush=True)
+                rest(stage)
+    tally.doubles |= watch.seen
+    told(stage, tally)
+
+
+def told(stage: Stage, tally: Tally) -> None:
+    """Every incident of the history: told when it opened, and when it ended."""
+    for key in stage.incidents():
+        tally.incidents += 1
+        try:
+            stage.resolution_told(key)
+        except AssertionError:
+            tally.untold.append(f"{key}: {dict(stage.letters(key))}")
+        letters = stage.letters(key)
+        if not letters["opened"]:
+            tally.untold.append(f"{key}: never opened")
+        if max(letters["opened"], letters["resolved"]) > 1:
+            tally.twice.append(f"{key}: {dict(letters)}")
+    still = [key for key, row in stage.incidents().items() if row["wall_resolved"] is None]     # alerts are told after it
+    tally.problems += [f"{key} is still open" for key in still]
+
+
+def close(stage: Stage, tally: Tally) -> None:
+    tally.lost += stage.failed() - tally.with_gateway
+    tally.whole += stage.crowd.outcomes["whole"]
+    tally.cut += stage.crowd.outcomes["cut"]
+
+
+def rough(folder: Path, seed: int, seconds: float, tally: Tally) -> None:
+    for standby in ("cold", "sleeping"):
+        own = Tally(tally.name)
+        try:
+            with Stage(folder / standby, standby, True, CALM_S, hang=HANG, daemon=DAEMON) as stage:
+                work(stage, plan(seed, True, standby), time.monotonic() + seconds / 2, own)
+                stage.crowd.stopping = True
+            close(stage, own)
+        except AssertionError as error:
+            own.problems.append(f"{standby}: {error}")
+        merge(tally, own)
+
+
+def merge(tally: Tally, own: Tally) -> None:
+    for name, value in vars(own).items():
+        if name != "name":
+            setattr(tally, name, value if not getattr(tally, name) else
+                    getattr(tally, name) | value if isinstance(value, set) else getattr(tally, name) + value)
+
+
+def steady(folder: Path, seed: int, seconds: float, tally: Tally, samples: dict[str, list[Sample]]) -> None:
+    page = free_port()
+    over = threading.Event()
+    try:
+        with Stage(folder, "hot", True, CALM_S, hang=HANG,
+                   daemon=DAEMON | {"listen": f"127.0.0.1:{page}"}) as stage:
+            assert stage.host.daemon
+            pids = {"daemon": stage.host.daemon.pid, "gateway": stage.gateway.pid}
+            began = time.monotonic()
+
+            def look() -> None:
+                while not over.wait(SAMPLE_S):
+                    for path in ("", "api/v1/status", "metrics"):
+                        requests.get(f"http://127.0.0.1:{page}/{path}", timeout=30)
+                    for name, pid in pids.items():
+                        samples[name].append(sample(pid, time.monotonic() - began))
+
+            watcher = threading.Thread(target=look, daemon=True)
+            watcher.start()
+            work(stage, plan(seed, False, "hot"), began + seconds, tally)
+            over.set()
+            watcher.join(60)
+            stage.crowd.stopping = True
+        close(stage, tally)
+    except AssertionError as error:
+        tally.problems.append(str(error))
+    finally:
+        over.set()
+
+
+# -- the report
+
+
+def judged(tallies: list[Tally], trends: dict[str, Trend], warm: bool) -> list[tuple[str, str, str, bool | None]]:
+    """What, figure, goal, met."""
+    def lines(name: str) -> list[str]:
+        return [line for tally in tallies for line in getattr(tally, name)]
+
+    lost = sum((tally.lost for tally in tallies), Counter[str]())
+    gone = sum((tally.with_gateway for tally in tallies), Counter[str]())
+    rows: list[tuple[str, str, str, bool | None]] = [
+        ("faults struck", str(sum(sum(tally.faults.values()) for tally in tallies)), "", None),
+        ("incidents", str(sum(tally.incidents for tally in tallies)), "", None),
+        ("requests answered whole / cut after they had begun",
+         f"{sum(tally.whole for tally in tallies)} / {sum(tally.cut for tally in tallies)}", "", None),
+        *((what, f"{len(found)}", "0", not found) for what, found in (
+            ("not calm again, or not as promised", lines("problems")), ("orphans", lines("orphans")),
+            ("double engines", lines("doubles")), ("lost alerts", lines("untold")), ("alerts told twice", lines("twice")))),
+        ("requests lost that had not begun", f"{lost.total()} {dict(lost) or ''}".strip(), "0", not lost),
+        ("... that a killed gateway had", f"{gone.total()} {dict(gone) or ''}".strip(), "", None),
+    ]
+    for name, each in trends.items():
+        slope = f"{each.mib_per_h:+.2f} MiB/h ({each.first_mib:.1f} to {each.last_mib:.1f} MiB)"
+        rows.append((f"memory of the {name} (PSS, after the warm-up)", slope, f"<= {GOAL_MIB_PER_H:.0f} MiB/h",
+                     each.mib_per_h <= GOAL_MIB_PER_H if warm else None))
+        rows.append(("... its descriptors / threads more", f"{each.fds:+d} / {each.threads:+d}", "0 / 0",
+                     each.fds <= 0 and each.threads <= 0))
+    return rows
+
+
+def report(rows: list[tuple[str, str, str, bool | None]], tallies: list[Tally], heading: str) -> str:
+    words = {True: "yes", False: "**no**", None: ""}
+    lines = [heading, "", "| | found | goal | met |", "| --- | --- | --- | --- |"]
+    lines += [f"| {what} | {figure} | {goal} | {words[met]} |" for what, figure, goal, met in rows]
+    for tally in tallies:
+        faults = ", ".join(f"{name} {count}" for name, count in sorted(tally.faults.items()))
+        lines += ["", f"{tally.name.capitalize()} host: {faults}."]
+        for what in ("problems", "orphans", "doubles", "untold", "twice"):
+            lines += [f"- {what}: {line.splitlines()[0]}" for line in getattr(tally, what)]
+    return "\n".join(lines) + "\n"
+
+
+def commit() -> str:
+    said = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return said.stdout.strip() or "unknown"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--report", type=Path, help="the table as Markdown")
+    parser.add_argument("--samples", type=Path, help="memory, descriptors, threads as CSV")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    seconds, samples = options.minutes * 60, dict[str, list[Sample]](daemon=[], gateway=[])
+    tallies = [Tally("steady"), Tally("rough")]
+    heading = (f"Seed {options.seed}, {options.minutes:g} minutes, commit {commit()}; {platform.machine()}, "
+               f"{os.cpu_count()} cores, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f} at the start.")
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        hosts = [threading.Thread(target=steady, args=(Path(folder) / "steady", options.seed, seconds, tallies[0], samples)),
+                 threading.Thread(target=rough, args=(Path(folder) / "rough", options.seed, seconds, tallies[1]))]
+        for host in hosts:
+            host.start()
+        for host in hosts:
+            host.join()
+    if options.samples:
+        lines = [f"{name},{each.at_s:.0f},{each.pss_mib:.2f},{each.fds},{each.threads}"
+                 for name, taken in samples.items() for each in taken]
+        options.samples.write_text("\n".join(["process,at_s,pss_mib,fds,threads", *lines]) + "\n", "utf-8")
+    warm_s = WARM_UP * seconds
+    trends = {name: trend(each, warm_s) for name, each in samples.items() if sum(one.at_s >= warm_s for one in each) > 1}
+    rows = judged(tallies, trends, warm=options.minutes >= 30)
+    text = report(rows, tallies, heading)
+    print(text)
+    if options.report:
+        options.report.write_text(text, "utf-8")
+    return int(any(met is False for *_, met in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""What the stages of `drive` and `pair` have in common: nvidia-smi beside our samples, and what followed a death."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+import psutil
+from tests.gpu.meter import held_by, used
+from tests.gpu.rig import MIB, Host, pause
+
+SEEN = ("engine.exited", "engine.member_died", "log.finding")       # how a death is noticed
+
+
+def smi(*query: str) -> list[str]:
+    done = subprocess.run(["nvidia-smi", *query, "--format=csv,noheader,nounits"], capture_output=True, text=True,
+                          timeout=20, check=False)
+    return [line for line in done.stdout.splitlines() if line.strip()]
+
+
+def compare(host: Host, gpus: tuple[int, ...], name: str) -> None:
+    """A fresh sample of ours beside nvidia-smi's of the same moment, with nobody asking; MiB, as nvidia-smi rounds."""
+    cards = host.meter.read()
+    host.record(name, cards)
+    for gpu in gpus:
+        theirs = [int(word) for word in smi("-i", str(gpu), "--query-gpu=memory.used,memory.total")[0].split(",")]
+        apps = smi("-i", str(gpu), "--query-compute-apps=pid,used_memory")
+        by_pid = dict(tuple(map(int, line.split(","))) for line in apps)
+        ours = [figure // MIB for figure in used(cards, gpu)]
+        mine = {pid: held // MIB for pid, held in held_by(cards, gpu).items() if held is not None}
+        host.row(f"GPU {gpu}: used, total; by process, MiB: {'equal' if (ours, mine) == (theirs, by_pid) else 'NOT EQUAL'}",
+                 f"ours {ours} {mine}; nvidia-smi {theirs} {by_pid}")
+
+
+def aftermath(host: Host, since: float, label: str) -> None:
+    """What followed a death of the primary, in seconds after it, by the journal."""
+    marks = (("detected", SEEN, {"engine": "primary"}), ("evidence done", ("evidence.done",), {}),
+             ("nothing of it left", ("engine.emptied",), {"engine": "primary"}), ("backup awake", ("engine.woke",), {}),
+             ("exec", ("engine.spawned",), {"engine": "primary"}), ("ready", ("engine.ready",), {"engine": "primary"}))
+    pause(0.5)      # the journal's own thread writes a moment later
+    found = {what: host.first(since, *names, **fields) for what, names, fields in marks}
+    host.row(f"{label}: seconds after it", ", ".join(f"{what} {doc['at'] - since:.2f}" if doc else f"{what} –"
+                                                     for what, doc in found.items()))
+    if (spawned := found["exec"]) and (ready := found["ready"]):
+        host.row(f"{label}: cold start of the same, exec to ready", f"{ready['at'] - spawned['at']:.1f} s")
+
+
+def death_of(pid: int) -> float:
+    """The instant at which a process that is not our child is gone."""
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        pause(0.001)
+    return time.monotonic()
