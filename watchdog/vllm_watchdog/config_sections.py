@@ -184,10 +184,6 @@ class Gateway(Section):
     suspect_tokens: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 30)] = GATE.suspect_tokens
     refuse_s: Seconds = GATE.refuse_s
     drain_s: Seconds = GATE.drain_s
-    long_tokens: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 30)] = GATE.long_tokens
-    long_share: Annotated[float, READ, Field(strict=True, ge=0.05, le=0.95)] = GATE.long_share
-    key_concurrent: Annotated[int, READ, Field(strict=True, ge=1, le=100_000)] | None = GATE.key_concurrent
-    first_token_s: Seconds | None = GATE.first_token_s
     coalesce_chars: Annotated[int, READ, Field(strict=True, ge=0, le=8192)] = GATE.coalesce_chars
     coalesce_s: Annotated[float, READ, Number, Field(le=10)] = GATE.coalesce_s
     keys: dict[Name, Secret] = Field(default_factory=dict, max_length=1000)
