@@ -189,3 +189,23 @@ def test_shares_that_are_more_than_the_card_with_their_contexts_are_told(here: P
 def test_the_completion_knows_it() -> None:
     said: Any = command("completion", "bash")
     assert "explain" in said.out and "--api-key" in said.out
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_two_engine_example_is_accepted_without_a_doubt_and_prints_what_its_page_shows(
+        here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SHORT", "LONG"):
+        monkeypatch.setenv(f"LLM_WATCHDOG_ENGINES__{name}__COMMAND", json.dumps([sys.executable, "serve"]))
+    for key in ("STATE_DIR", "LOG_DIR"):
+        monkeypatch.setenv(f"LLM_WATCHDOG_DAEMON__{key}", str(here))
+    config = ("--config", str(DOCS / "two-engines.toml"))
+    checked = command("check-config", *config)
+    assert (checked.code, checked.err) == (0, "") and "warning" not in checked.out
+    page = (DOCS / "two-engines.md").read_text()
+    shown = [block.splitlines() for block in page.split("```")[1::2]]
+    for line in (line for block in shown for line in block if line):
+        assert line in checked.out.splitlines(), "the page shows it otherwise"
+    for tokens, engine in ((5999, "short"), (6000, "long")):
+        assert f"service {engine}: rule " in command("explain", "--model", "qwen3-4b", "--tokens", str(tokens), *config).out
