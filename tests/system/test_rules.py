@@ -23,9 +23,15 @@ class Front:
 
     def rules(self, when_down: str) -> None:
         """Told to the daemon, and through it to the gateway."""
+        before = self._routes()
         self.host.configure(**sections(self.listen, when_down))
         said = self.host.cli("reload")
         assert said.code == 0 and "gateway" not in said.out, said.out
+        self.host.until(lambda: self._routes() > before, "the gateway hears nothing of it")
+
+    def _routes(self) -> int:
+        """How many the gateway has heard of."""
+        return (self.host.folder / "gateway.log").read_bytes().count(b" gateway.route ")
 
     def ask(self, body: Doc) -> requests.Response:
         return requests.post(self.url, json=body, timeout=20)
@@ -34,6 +40,10 @@ class Front:
         """How many requests an engine has answered."""
         text = requests.get(self.host.url(name) + "/metrics", timeout=5).text
         return sum(int(float(value)) for value in re.findall(r"(?m)^vllm:request_success_total\S* (\S+)$", text))
+
+    def holds(self) -> bool:
+        """Does a request wait in the gateway?"""
+        return "llm_watchdog_gateway_holding 1\n" in requests.get(f"http://{self.listen}/metrics", timeout=5).text
 
     def by(self, body: Doc) -> str:
         """Which of the two that serve answers it."""
@@ -62,14 +72,18 @@ def test_long_prompts_have_an_engine_of_their_own_and_wait_spill_or_are_refused_
 
         assert host.cli("pause").code == 0      # so that nothing is started in its place
         host.fault("long", "oom")
-        host.engine_when("long", lambda doc: doc["phase"] not in ("serving", "suspect"), "still serves")
+        host.in_phase("long", "backoff")
+        log = host.folder / "gateway.log"
+        host.until(lambda: b"long is backoff" in log.read_bytes(), "the gateway hears nothing of it")
         late: list[requests.Response] = []
         waiting = threading.Thread(target=lambda: late.append(front.ask(LONG)))
         waiting.start()
+        host.until(front.holds, "it is not held")
 
         front.rules("refuse")
-        refused = host.until(lambda: _status(front.ask(LONG), 503), "not refused")
-        assert refused.json()["error"]["code"] == "engine_unavailable" and "Retry-After" in refused.headers
+        refused = front.ask(LONG)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert "Retry-After" in refused.headers
         assert front.ask(SHORT).status_code == 200, "the others notice nothing"
         explained = host.cli("explain", "--tokens", "5000")
         assert explained.code == 1 and "it is down, so the request gets 503 at once" in explained.out
@@ -84,11 +98,8 @@ def test_long_prompts_have_an_engine_of_their_own_and_wait_spill_or_are_refused_
         front.rules("wait")
         waiting = threading.Thread(target=lambda: late.append(front.ask(LONG)))
         waiting.start()
+        host.until(front.holds, "it is not held")
         assert host.cli("resume").code == 0 and host.cli("restart", "long").code == 0
         waiting.join(20)
         assert [answer.status_code for answer in late] == [200, 200]
         assert front.answered("long") == 1, "it was the new one's to answer"
-
-
-def _status(answer: requests.Response, wanted: int) -> requests.Response | None:
-    return answer if answer.status_code == wanted else None
