@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +167,9 @@ class Host:
         until = time.monotonic() + 60
         while time.monotonic() < until:
             for child in psutil.Process(self.daemon.pid).children():
-                if child.name() == HELPER and child.status() != psutil.STATUS_ZOMBIE:
-                    return child
+                with suppress(psutil.NoSuchProcess):
+                    if child.name() == HELPER and child.status() != psutil.STATUS_ZOMBIE:
+                        return child
             pause(0.05)
         raise TimeoutError("no GPU helper for 60 s")
 
