@@ -34,6 +34,7 @@ class PromptPlan:
     revision: str = ""
     template: str = ""
     template_format: str = "auto"
+    kv_dtype: str = "auto"
     context: int | None = None
     limit: int | None = None
     over: Over = Over.WAIT

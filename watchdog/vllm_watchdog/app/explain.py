@@ -82,7 +82,7 @@ class Explained:
         usual = self._route.pick(ask.model)
         said: dict[str, Any] = {"lacks": ""}
         if usual is not None:
-            said = counting.answer({"plan": told(usual.prompt), "path": ask.path, "enough": None}, body)
+            said, _ = counting.answer({"plan": told(usual.prompt), "path": ask.path, "enough": None, "cut": None}, body)
         if "bad" in said:
             self._bad = str(said["bad"])
         if "tokens" not in said:

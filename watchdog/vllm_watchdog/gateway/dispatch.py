@@ -146,6 +146,7 @@ class Dispatcher:
     def pump_all(self) -> None:
         """Some engine came or went."""
         for line in tuple(self.lines.values()):
+            line.room = self.sizing.budget(line.service).room
             line.mark(self.now())
             self.admission.pump(line)
             self.steering.spill(line)
@@ -197,6 +198,7 @@ class Dispatcher:
         if known:
             self._heed_preemptions()
             return
+        self.sizing.follow(route.services)
         for service in route.services:
             self.line_of(service).station = self._station(service.serving) if service.serving else None
         for station in self.stations.values():

@@ -68,6 +68,7 @@ class Line:
         """`limits`: those that hold for every service."""
         self.service, self.queue, self._limits = service, queue, limits
         self.station: Station | None = None
+        self.room: int | None = None        # tokens of prompts at once, by the memory that there is
         self.down_since: float | None = at
         self.waits = Waits()
         self.pace = Pace()
@@ -80,9 +81,10 @@ class Line:
     def limits(self, station: Station) -> Limits:
         """Of what it may have at once."""
         most = min(filter(None, (self.service.max_concurrent, station.throttle.limit)), default=None)
-        if most is None and self.service.max_tokens is None and self._limits.key_requests is None:
+        tokens = min(filter(None, (self.service.max_tokens, self.room)), default=None)
+        if most is None and tokens is None and self._limits.key_requests is None:
             return NO_LIMITS        # the usual case
-        return replace(self._limits, requests=most, tokens=self.service.max_tokens)
+        return replace(self._limits, requests=most, tokens=tokens)
 
     def blocked(self, station: Station, at: float) -> Callable[[Claim], Block | None]:
         """What keeps a request from going there now."""
