@@ -13,22 +13,27 @@ from vllm_watchdog.core.report import serving
 from vllm_watchdog.core.units import MIB
 from vllm_watchdog.core.world import World
 from vllm_watchdog.launch import Launch
-from vllm_watchdog.prompt_plan import told
+from vllm_watchdog.prompt_plan import PromptPlan, told
 
 VRAM_STEP = 256 * MIB
+NO_LIMITS: Mapping[str, PromptPlan] = {}
 
 
-def route(world: World, launches: Mapping[str, Launch]) -> list[dict[str, Any]]:
+def route(world: World, launches: Mapping[str, Launch],
+          limits: Mapping[str, PromptPlan] = NO_LIMITS) -> list[dict[str, Any]]:
     """One object a service: `name`, `models`, `serving` (engine, generation, host, port, or None), `max_concurrent` and
     `max_tokens` (of prompts) at once, `why`, `prompt`, `vram_free` (bytes), `planned`, `preempted` (requests, since the
     engine started)."""
-    return [_service(world, service, launches) for service in world.services]
+    return [_service(world, service, launches, limits) for service in world.services]
 
 
-def _service(world: World, service: Service, launches: Mapping[str, Launch]) -> dict[str, Any]:
+def _service(world: World, service: Service, launches: Mapping[str, Launch],
+             limits: Mapping[str, PromptPlan]) -> dict[str, Any]:
     names = [name for name in (service.name, service.backup) if name]
     name = serving(world, service)
-    prompt = launches[name or service.wanted].prompt
+    runs = name or service.wanted
+    prompt = launches[runs].prompt
+    prompt = prompt.limited_as(limits.get(runs, prompt))
     wanted, lowering = world.engine(service.wanted), service.lowering
     plan, metrics = (world.engine(name).plan, world.engine(name).metrics) if name else (wanted.plan, None)
     return {
