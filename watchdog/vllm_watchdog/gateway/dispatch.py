@@ -18,6 +18,7 @@ from vllm_watchdog.gateway.ask import ask_of
 from vllm_watchdog.gateway.deaths import Deaths
 from vllm_watchdog.gateway.downstream import Downstream
 from vllm_watchdog.gateway.heads import RequestHead, ResponseHead
+from vllm_watchdog.gateway.kv import KvWatch
 from vllm_watchdog.gateway.lines import Line, Station
 from vllm_watchdog.gateway.quarantine import Quarantine
 from vllm_watchdog.gateway.queue import Queue
@@ -44,6 +45,7 @@ class Dispatcher:
         self.quarantine = Quarantine(plan.suspect_tokens, plan.refuse_s)
         self.admission = Admission(self)
         self.sizing = Sizing(self)
+        self.kv = KvWatch(self)
         self.steering = Steering(self)
         self.deaths = Deaths(self, self.quarantine, report)
         self.own = own(self)
@@ -95,6 +97,7 @@ class Dispatcher:
             down.sweep(at)
         for station in self.stations.values():
             station.pool.sweep(at)
+        self.kv.sweep(at)
         self.admission.sweep(at)
 
     def waits(self, at: float) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """What an engine says of itself: the model's context by /v1/models, and what its KV cache holds by /metrics.
 
-Two requests on connections of their own, once for each life of an engine; they wait at most `look_s` each.  What it does
-not tell (a key is needed, --disable-log-stats) is unknown, and limits nothing.
+Requests on connections of their own: two for each life of an engine, and one a second while long prompts are there or wait
+(`kv.KvWatch`).  They wait at most `look_s` each.  What it does not tell (a key is needed, --disable-log-stats) is unknown,
+and limits nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +19,18 @@ look_s = 5.0
 answer_limit = 4 << 20      # bytes: /metrics of an engine with many labels
 CACHE = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
 NUMBER = re.compile(rb'(num_gpu_blocks|block_size|kv_cache_size_tokens)="(\d{1,15})"')
+USED = re.compile(rb"^vllm:(?:gpu_cache|kv_cache)_usage_perc(?:\{[^\n]*\})? (\d+(?:\.\d+)?(?:e-?\d+)?)$", re.MULTILINE)
 COUNT = re.compile(rb'"count"\s*:\s*(\d{1,12})')
 
 
 async def learn(target: Target) -> Engine:
     return Engine(_context(await asked(target, b"GET", "/v1/models")), _kv_tokens(await asked(target, b"GET", "/metrics")))
+
+
+async def kv_share(target: Target) -> float | None:
+    """Of the KV cache in use, the fullest rank's; None: not told."""
+    shares = [float(number) for number in USED.findall(await asked(target, b"GET", "/metrics"))]
+    return max(shares, default=None)
 
 
 async def tokenized(target: Target, body: bytes, authorization: bytes) -> int | None:

@@ -55,6 +55,9 @@ class Sizing:
             self._engines[target] = replace(learned, shape=shape)
             self._gate.pump_all()       # there may be more room than was thought, or less
 
+    def kv_tokens(self, target: Target) -> int | None:
+        return self._engines.get(target, Engine()).kv_tokens
+
     def budget(self, service: Service) -> Budget:
         """Nothing is known, nothing is limited."""
         engine = self._engines.get(service.serving, Engine()) if service.serving is not None else Engine()
