@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from tests.fakes.model import write
 from tests.system.harness import HASTY, Doc, Watchdog, backup, engine, free_port
 
 pytestmark = pytest.mark.slow
@@ -187,3 +188,27 @@ def test_a_full_kv_cache_lets_fewer_requests_through_and_status_says_so(make: Ma
         host.until(lambda: "  lowered to 2 requests at a time, since " in host.cli("status").out, "status says nothing")
         clients.more(host)
     assert set(clients.answers) == {"200"}, clients.answers
+
+
+def test_a_prompt_limit_holds_at_the_gateway_and_a_reload_changes_it(make: Make, tmp_path: Path) -> None:
+    model = write(tmp_path / "model")
+    single = engine() | {"model": str(model), "prompt_limit": 2000}
+    single["args"] = single["args"] | {"served-model-name": "stand-in"}
+    listen = {"listen": f"127.0.0.1:{free_port()}"}
+    host = make({"primary": single}, gateway=listen)
+    host.start()
+    host.serving("primary")
+
+    def asked(size: int) -> requests.Response:
+        body = {"model": "stand-in", "prompt": "x" * size, "max_tokens": 1}
+        return requests.post(f"http://{listen['listen']}/v1/completions", json=body, timeout=25)
+
+    with gateway(host):
+        assert asked(1999).status_code == 200
+        refused = asked(2000)
+        assert refused.status_code == 400 and "has 2001 tokens" in refused.json()["error"]["message"]
+        host.engines["primary"] |= {"prompt_limit": 3000, "over_limit": "truncate"}
+        host.configure(gateway=listen)
+        assert host.cli("reload").code == 0
+        host.until(lambda: asked(2000).status_code == 200 or None, "the reload does not reach the gateway")
+        assert asked(9000).headers["X-LLM-Watchdog-Truncated"] == "9001 to 3000 tokens"

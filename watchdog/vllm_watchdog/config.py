@@ -187,6 +187,7 @@ def _prompt(engine: Engine, args: Mapping[str, Arg]) -> PromptPlan:
         revision=str(args.get("tokenizer-revision", args.get("revision", ""))),
         template=template if not template or is_text(template) else str(Path.cwd() / template),
         template_format=str(args.get("chat-template-content-format", "auto")),
+        kv_dtype=str(args.get("kv-cache-dtype", "auto")),
         context=context_of(args),
         limit=None if engine.prompt_limit == "auto" else engine.prompt_limit,
         over=engine.over_limit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,17 @@ class PromptPlan:
     revision: str = ""
     template: str = ""
     template_format: str = "auto"
+    kv_dtype: str = "auto"
     context: int | None = None
     limit: int | None = None
     over: Over = Over.WAIT
     media_tokens: int = 1024
     vram_share: float | None = None
+
+    def limited_as(self, other: PromptPlan) -> PromptPlan:
+        """What an operator may change while the engine runs."""
+        return replace(
+            self, limit=other.limit, over=other.over, media_tokens=other.media_tokens, vram_share=other.vram_share)
 
 
 def context_of(args: Mapping[str, object]) -> int | None:

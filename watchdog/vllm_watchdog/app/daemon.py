@@ -285,6 +285,7 @@ class Daemon:
         """In the thread of whoever asked."""
         if rules_hold(self.settings, settings):
             self.gateway.rules = settings.rules()
+        self.gateway.limits = {name: launch.prompt for name, launch in settings.launches().items()}
         self.inbox.put(Reloaded(time.monotonic(), plan))
         self.evidence.limits = settings.evidence
         self.alerting.change(settings)

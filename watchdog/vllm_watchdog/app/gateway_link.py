@@ -15,21 +15,23 @@ from vllm_watchdog.core.schema import CODEC
 from vllm_watchdog.core.world import World
 from vllm_watchdog.gateway_rules import Rule
 from vllm_watchdog.launch import Launch
+from vllm_watchdog.prompt_plan import PromptPlan
 
 
 class GatewayLink:
-    """`tell` reaches a gateway that listens, `save` one that starts without us.  Any thread may set `rules`; they are
-    told with the next world."""
+    """`tell` reaches a gateway that listens, `save` one that starts without us.  Any thread may set `rules`, and by engine
+    the `limits` of prompts; they are told with the next world."""
 
     def __init__(self, launches: Mapping[str, Launch], rules: tuple[Rule, ...], tell: Callable[[dict[str, Any]], None],
                  save: Callable[[dict[str, Any]], None], wall: Callable[[], float] = time.time) -> None:
         self._launches, self._tell, self._save, self._wall = launches, tell, save, wall
         self.rules = rules
+        self.limits: Mapping[str, PromptPlan] = {}      # newer than what an engine was started with
         self._routed: dict[str, Any] = {}
 
     def publish(self, world: World) -> None:
         """A route that is as it was is not told again."""
-        routed = {"services": route(world, self._launches), "rules": [rule.document() for rule in self.rules]}
+        routed = {"services": route(world, self._launches, self.limits), "rules": [rule.document() for rule in self.rules]}
         if routed != self._routed:
             self._routed = routed
             document = {"version": int(self._wall() * 1000)} | routed

@@ -8,22 +8,32 @@ from typing import Any
 from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.policy import HAS_CHILD
-from vllm_watchdog.core.readings import Metrics
+from vllm_watchdog.core.readings import Metrics, Unknown
 from vllm_watchdog.core.report import serving
+from vllm_watchdog.core.units import MIB
 from vllm_watchdog.core.world import World
 from vllm_watchdog.launch import Launch
-from vllm_watchdog.prompt_plan import told
+from vllm_watchdog.prompt_plan import PromptPlan, told
+
+VRAM_STEP = 256 * MIB
+NO_LIMITS: Mapping[str, PromptPlan] = {}
 
 
-def route(world: World, launches: Mapping[str, Launch]) -> list[dict[str, Any]]:
+def route(world: World, launches: Mapping[str, Launch],
+          limits: Mapping[str, PromptPlan] = NO_LIMITS) -> list[dict[str, Any]]:
     """One object a service: `name`, `models`, `serving` (engine, generation, host, port, or None), `max_concurrent` and
-    `max_tokens` (of prompts) at once, `why`, `prompt`, `planned`, `preempted` (requests, since the engine started)."""
-    return [_service(world, service, launches) for service in world.services]
+    `max_tokens` (of prompts) at once, `why`, `prompt`, `vram_free` (bytes), `planned`, `preempted` (requests, since the
+    engine started)."""
+    return [_service(world, service, launches, limits) for service in world.services]
 
 
-def _service(world: World, service: Service, launches: Mapping[str, Launch]) -> dict[str, Any]:
+def _service(world: World, service: Service, launches: Mapping[str, Launch],
+             limits: Mapping[str, PromptPlan]) -> dict[str, Any]:
     names = [name for name in (service.name, service.backup) if name]
     name = serving(world, service)
+    runs = name or service.wanted
+    prompt = launches[runs].prompt
+    prompt = prompt.limited_as(limits.get(runs, prompt))
     wanted, lowering = world.engine(service.wanted), service.lowering
     plan, metrics = (world.engine(name).plan, world.engine(name).metrics) if name else (wanted.plan, None)
     return {
@@ -33,10 +43,18 @@ def _service(world: World, service: Service, launches: Mapping[str, Launch]) -> 
         "max_concurrent": min(filter(None, (lowering.to, plan.max_concurrent)), default=None),
         "max_tokens": plan.max_concurrent_tokens,
         "why": _why(lowering) if name else f"{wanted.name} is {wanted.phase}",
-        "prompt": told(launches[name or service.wanted].prompt),
+        "prompt": told(prompt),
+        "vram_free": _vram_free(world, name) if name and prompt.vram_share is not None else None,
         "planned": name is None and not any(_failed(world, each) for each in names),
         "preempted": int(metrics.preemptions or 0) if isinstance(metrics, Metrics) else 0,
     }
+
+
+def _vram_free(world: World, name: str) -> int | None:
+    """Of its cards together, as many times what the fullest has; in steps, so that the route doesn't change every second."""
+    gpus = () if isinstance(world.gpus, Unknown) else world.gpus
+    free = [gpu.total_bytes - gpu.used_bytes for gpu in gpus if gpu.index in world.engine(name).plan.gpus]
+    return min(free) // VRAM_STEP * VRAM_STEP * len(free) if free else None
 
 
 def _why(lowering: Lowering) -> str:

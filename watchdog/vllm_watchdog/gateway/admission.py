@@ -32,6 +32,8 @@ class Admission:
             self._send(exchange, station)
         elif exchange.kind is Kind.OTHER:
             exchange.refuse(errors.NOT_SERVING.because(line.service.why))
+        elif line.refuses(claim):
+            exchange.refuse(self._no_room(line))
         else:
             self._hold(exchange, line)
 

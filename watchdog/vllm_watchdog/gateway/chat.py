@@ -162,7 +162,7 @@ def _message(value: object, parts: bool) -> Json:
     if role == "system":
         items = [item for item in map(_without_billing, items) if item is not None]
     made = [part for part in map(_part, items) if part is not None]
-    said: Json = {"role": role, "content": made if parts else "\n".join(part["text"] for part in made if "text" in part)}
+    said: Json = {"role": role, "content": made if parts else "\n".join(part["text"] for part in made if part.get("text"))}
     for key in ("name", "task"):
         if isinstance(message.get(key), str):
             said[key] = message[key]

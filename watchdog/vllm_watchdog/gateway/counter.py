@@ -1,4 +1,4 @@
-"""Asks the counting process, and remembers what it said.  Waits at most `count_s` for one answer, in a task of its own.
+"""Asks the counting processes, and remembers what it said.  Waits at most `count_s` for one answer, in a task of its own.
 
 Two processes, so that a long body keeps no short one waiting; each starts with its first question and ends with this
 process.  One that gives no answer in time is killed, and what it was asked counts as bad.
@@ -13,6 +13,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -26,7 +27,7 @@ waiting_limit = 256     # questions of each process
 cached = 4096           # answers
 cached_bytes = 1 << 20  # of a body: to hash more would hold the streams up
 
-Answer = dict[str, Any]
+Answer = dict[str, Any]     # `body`: bytes, of a prompt that was cut
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 SLOW: Answer = {"bad": "The prompt could not be measured in time"}
 TOO_MANY: Answer = {"lacks": "too many prompts wait to be counted"}
@@ -39,28 +40,32 @@ class Counter:
         self._quick, self._long = _Lane(spawn), _Lane(spawn)
         self._known: OrderedDict[tuple[object, ...], Answer] = OrderedDict()
 
-    def warm(self, plan: PromptPlan) -> None:
-        """The process is started, and has the tokenizer ready."""
-        self._quick.put(_question(plan, "", b"", None), b"")
+    def warm(self, plan: PromptPlan) -> asyncio.Future[Answer]:
+        """The process is started, and has the tokenizer ready; what it knows of the model."""
+        return self._quick.put(_question(plan, "", b""), b"")
 
     async def count(self, plan: PromptPlan, path: str, body: bytes, enough: int | None) -> Answer:
+        """From `enough` tokens on, at least so many; None: all of them."""
+        question = _question(plan, path, body, enough=enough)
         if len(body) > cached_bytes:
-            return await self._asked(plan, path, body, enough)
+            return await self._put(question, body)
         key = (plan, path, enough, blake2b(body, digest_size=16).digest())
-        answer = self._known.pop(key, None) or await self._asked(plan, path, body, enough)
+        answer = self._known.pop(key, None) or await self._put(question, body)
         if "tokens" in answer:
             self._known[key] = answer
             if len(self._known) > cached:
                 self._known.popitem(last=False)
         return answer
 
-    def _asked(self, plan: PromptPlan, path: str, body: bytes, enough: int | None) -> asyncio.Future[Answer]:
-        lane = self._quick if len(body) <= long_bytes else self._long
-        return lane.put(_question(plan, path, body, enough), body)
+    async def cut(self, plan: PromptPlan, path: str, body: bytes, limit: int) -> Answer:
+        return await self._put(_question(plan, path, body, cut=limit), body)
+
+    def _put(self, question: bytes, body: bytes) -> asyncio.Future[Answer]:
+        return (self._quick if len(body) <= long_bytes else self._long).put(question, body)
 
 
-def _question(plan: PromptPlan, path: str, body: bytes, enough: int | None) -> bytes:
-    return json.dumps({"plan": told(plan), "path": path, "enough": enough, "size": len(body)}).encode() + b"\n"
+def _question(plan: PromptPlan, path: str, body: bytes, enough: int | None = None, cut: int | None = None) -> bytes:
+    return json.dumps({"plan": told(plan), "path": path, "enough": enough, "cut": cut, "size": len(body)}).encode() + b"\n"
 
 
 class _Question:
@@ -105,15 +110,15 @@ class _Lane:
                     if not question.answer.done():
                         question.answer.set_result(answer)
         finally:
-            self._kill()
+            await self._end()
 
     async def _asked(self, question: bytes) -> Answer:
         try:
             async with asyncio.timeout(count_s if self._process is not None else start_s):
                 process = self._process or await self._start()
                 return await _talk(process, question)
-        except (OSError, ValueError, TimeoutError):
-            self._kill()
+        except (OSError, ValueError, EOFError, TimeoutError):
+            await self._end()
             return SLOW
 
     async def _start(self) -> Process:
@@ -123,16 +128,21 @@ class _Lane:
             env=env | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"})
         return self._process
 
-    def _kill(self) -> None:
+    async def _end(self) -> None:
+        """After SIGKILL it is gone within milliseconds, whatever it was doing."""
         process, self._process = self._process, None
-        if process is not None and process.returncode is None:
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
             process.kill()
+        await process.wait()
 
 
 async def _talk(process: Process, question: bytes) -> Answer:
-    """Raises OSError, ValueError."""
+    """Raises OSError, ValueError, EOFError."""
     if process.stdin is None or process.stdout is None:
         raise ValueError("no pipe")
     process.stdin.write(question)
     await process.stdin.drain()
-    return dict(json.loads(await process.stdout.readline()))
+    answer = dict(json.loads(await process.stdout.readline()))
+    return answer | {"body": await process.stdout.readexactly(answer["size"])}

@@ -18,6 +18,7 @@ from vllm_watchdog.gateway.ask import ask_of
 from vllm_watchdog.gateway.deaths import Deaths
 from vllm_watchdog.gateway.downstream import Downstream
 from vllm_watchdog.gateway.heads import RequestHead, ResponseHead
+from vllm_watchdog.gateway.kv import KvWatch
 from vllm_watchdog.gateway.lines import Line, Station
 from vllm_watchdog.gateway.quarantine import Quarantine
 from vllm_watchdog.gateway.queue import Queue
@@ -44,6 +45,7 @@ class Dispatcher:
         self.quarantine = Quarantine(plan.suspect_tokens, plan.refuse_s)
         self.admission = Admission(self)
         self.sizing = Sizing(self)
+        self.kv = KvWatch(self)
         self.steering = Steering(self)
         self.deaths = Deaths(self, self.quarantine, report)
         self.own = own(self)
@@ -95,6 +97,7 @@ class Dispatcher:
             down.sweep(at)
         for station in self.stations.values():
             station.pool.sweep(at)
+        self.kv.sweep(at)
         self.admission.sweep(at)
 
     def waits(self, at: float) -> Iterator[dict[str, Any]]:
@@ -146,6 +149,7 @@ class Dispatcher:
     def pump_all(self) -> None:
         """Some engine came or went."""
         for line in tuple(self.lines.values()):
+            line.room = self.sizing.budget(line.service).room
             line.mark(self.now())
             self.admission.pump(line)
             self.steering.spill(line)
@@ -197,6 +201,7 @@ class Dispatcher:
         if known:
             self._heed_preemptions()
             return
+        self.sizing.follow(route.services)
         for service in route.services:
             self.line_of(service).station = self._station(service.serving) if service.serving else None
         for station in self.stations.values():

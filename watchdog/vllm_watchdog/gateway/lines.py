@@ -19,6 +19,7 @@ from vllm_watchdog.gateway.seats import NO_LIMITS, Block, Claim, Limits, Seats
 from vllm_watchdog.gateway.throttle import Throttle
 from vllm_watchdog.gateway.upstream import Pool
 from vllm_watchdog.gateway.waits import Waits
+from vllm_watchdog.prompt_plan import Over
 
 if TYPE_CHECKING:
     from vllm_watchdog.gateway.relay import Exchange
@@ -34,6 +35,8 @@ class Station:
         self.seats = Seats()
         self.throttle = Throttle(first_token_s)
         self.breaker = Breaker()
+        self.kv_free: int | None = None     # tokens, when it was last looked at; None: that is not known, or doesn't matter
+        self.kv_at = float("-inf")
         self.alone: Exchange | None = None  # the one that must go alone, while it is here
         self.dead = False
         self.serves = False                 # the route names it
@@ -54,6 +57,13 @@ class Station:
         if self.alone is exchange:
             self.alone = None
 
+    @property
+    def free(self) -> int | None:
+        """Tokens of KV cache that are nobody's, taking it that none of what is being read is in them yet."""
+        if self.kv_free is None:
+            return None
+        return self.kv_free - sum(each.claim.tokens for each in self.in_flight if each.claim.long and each.phase != "begun")
+
     def close(self) -> None:
         """No connection made so far carries another request; if it comes back, it is asked as if nothing had been."""
         self.pool.close()
@@ -68,6 +78,7 @@ class Line:
         """`limits`: those that hold for every service."""
         self.service, self.queue, self._limits = service, queue, limits
         self.station: Station | None = None
+        self.room: int | None = None        # tokens of prompts at once, by the memory that there is
         self.down_since: float | None = at
         self.waits = Waits()
         self.pace = Pace()
@@ -80,9 +91,10 @@ class Line:
     def limits(self, station: Station) -> Limits:
         """Of what it may have at once."""
         most = min(filter(None, (self.service.max_concurrent, station.throttle.limit)), default=None)
-        if most is None and self.service.max_tokens is None and self._limits.key_requests is None:
+        tokens = min(filter(None, (self.service.max_tokens, self.room)), default=None)
+        if most is None and tokens is None and self._limits.key_requests is None and station.kv_free is None:
             return NO_LIMITS        # the usual case
-        return replace(self._limits, requests=most, tokens=self.service.max_tokens)
+        return replace(self._limits, requests=most, tokens=tokens, free=station.free)
 
     def blocked(self, station: Station, at: float) -> Callable[[Claim], Block | None]:
         """What keeps a request from going there now."""
@@ -94,6 +106,12 @@ class Line:
     def takes(self, station: Station, claim: Claim, at: float) -> bool:
         """May it go there now, in nobody's place?"""
         return not claim.seat or (not self.queue and self.blocked(station, at)(claim) is None)
+
+    def refuses(self, claim: Claim) -> bool:
+        """Its operator wants no request to wait for memory, and this one would."""
+        station = self.open
+        return (self.service.prompt.over is Over.REFUSE and station is not None
+                and station.seats.short_of_memory(claim, self.limits(station)))
 
     @property
     def why(self) -> str:

@@ -107,6 +107,14 @@ class Exchange:
         """The work is done, and submits it again."""
         self._task = None
 
+    def replaced(self, body: bytes, note: str) -> None:
+        """Another body goes to the engine in the client's place, and the answer says so in a header of its own."""
+        self.remember_digest()      # of what the client sent: it may come again
+        self._gate.charge(len(body) - len(self.body or b""))
+        self.body, self.size = body, len(body)
+        self.head = self.head._replace(length=len(body))
+        self._reply.note = note.encode() + b"\r\n"
+
     def send(self, station: Station) -> None:
         self.station, self.phase, self.sent_at = station, Phase.SENT, self._gate.now()
         if self.claim.seat:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vllm_watchdog.gateway import errors
-from vllm_watchdog.gateway.framing import Unchunked
+from vllm_watchdog.gateway.framing import CRLF, Unchunked
 from vllm_watchdog.gateway.heads import RequestHead, ResponseHead, encode_response
 from vllm_watchdog.gateway.merging import Merging, merges
 from vllm_watchdog.gateway_plan import GatewayPlan
@@ -20,18 +20,21 @@ if TYPE_CHECKING:
 
 
 class Reply:
-    """The functions return whether the connection stays open for another request."""
+    """The functions return whether the connection stays open for another request.  `note`: a header line of our own."""
 
-    __slots__ = ("_down", "_loop", "_merging", "_plan", "_request")
+    __slots__ = ("_down", "_loop", "_merging", "_plan", "_request", "note")
 
     def __init__(self, plan: GatewayPlan, loop: asyncio.AbstractEventLoop, down: Downstream, request: RequestHead) -> None:
         self._plan, self._loop, self._down, self._request = plan, loop, down, request
         self._merging: Merging | None = None
+        self.note = b""
 
     def begin(self, answer: ResponseHead, data: bytes) -> Callable[[bytes], object]:
         """Writes the engine's head and first bytes; where the rest goes."""
         request, write = self._request, self._down.write
         head = encode_response(answer, request.http11, self.stays(answer))
+        if self.note:
+            head = head[: -len(CRLF)] + self.note + CRLF
         if merges(self._plan, request, answer):
             merging = self._merging = Merging(self._plan, self._loop, answer.chunked and request.http11, write)
             take = Unchunked(merging.feed) if answer.chunked else merging.feed

@@ -57,7 +57,7 @@ class Metrics:
     """Counters since the start; labels are statuses and our own codes, so their number is bounded."""
 
     def __init__(self) -> None:
-        self.requests = self.held = self.replayed = self.cancelled = self.deaths = 0
+        self.requests = self.held = self.replayed = self.cancelled = self.truncated = self.deaths = 0
         self.statuses: Counter[int] = Counter()
         self.refusals: Counter[str] = Counter()
         self.gaps: Counter[float] = Counter()
@@ -76,7 +76,7 @@ class Metrics:
     def render(self, now: Mapping[str, float], each: Mapping[str, Rows]) -> str:
         """`now`: gauges by name; `each`: those with labels."""
         lines: list[str] = []
-        for name in ("requests", "held", "replayed", "cancelled"):
+        for name in ("requests", "held", "replayed", "cancelled", "truncated"):
             lines += _family(f"{name}_total", "counter", [("", getattr(self, name))])
         lines += _family("engine_deaths_total", "counter", [("", self.deaths)])
         codes = [(f'{{code="{_code(status)}"}}', value) for status, value in sorted(self.statuses.items())]

@@ -67,7 +67,8 @@ class Target:
 class Service:
     """`serving` None: nobody does, `why` says why.  `planned`: the engine that served was stopped on purpose, so its end is
     no request's fault.  `max_concurrent`, `max_tokens` (of prompts): at once; None: the engine queues for itself.
-    `preempted`: how many requests the engine that serves has preempted so far."""
+    `preempted`: how many requests the engine that serves has preempted so far.
+    `vram_free`: bytes, told where the prompt plan asks for it."""
 
     name: str
     models: tuple[str, ...] = ()
@@ -78,6 +79,7 @@ class Service:
     prompt: PromptPlan = PromptPlan()
     max_tokens: int | None = None
     preempted: int = field(default=0, compare=False)
+    vram_free: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,7 @@ def _service(where: str, value: object) -> Service:
         _prompt(f"{where}.prompt", service.get("prompt") or {}),
         _limit(where, service, "max_tokens"),
         _typed(service.get("preempted", 0), f"{where}.preempted", int),
+        _typed(service["vram_free"], f"{where}.vram_free", int) if service.get("vram_free") is not None else None,
     )
 
 

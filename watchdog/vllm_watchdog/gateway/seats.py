@@ -38,12 +38,14 @@ class Block(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """At once, at one engine; None: no limit.  `long_share`: of requests and tokens, for the long ones together."""
+    """At once, at one engine; None: no limit.  `long_share`: of requests and tokens, for the long ones together.
+    `free`: tokens that one more long one finds."""
 
     requests: int | None = None
     tokens: int | None = None
     key_requests: int | None = None
     long_share: float = 0.5
+    free: int | None = None
 
 
 NO_LIMITS = Limits()
@@ -82,11 +84,18 @@ class Seats:
             return Block.KEY
         if claim.long and self.long_requests and self._long_ones_have_theirs(claim, limits):
             return Block.KIND
+        if claim.long and self.requests and limits.free is not None and claim.tokens > limits.free:
+            return Block.KIND
         if limits.requests is not None and self.requests >= limits.requests:
             return Block.ALL
         if limits.tokens is not None and self.requests and self.tokens + claim.tokens > limits.tokens:
             return Block.ALL
         return None
+
+    def short_of_memory(self, claim: Claim, limits: Limits) -> bool:
+        """Is it tokens that keep it from going, not the number of requests?"""
+        room = (limits.tokens - self.tokens if limits.tokens is not None else None, limits.free if claim.long else None)
+        return bool(self.requests) and any(each is not None and claim.tokens > each for each in room)
 
     def _long_ones_have_theirs(self, claim: Claim, limits: Limits) -> bool:
         share, requests, tokens = limits.long_share, limits.requests, limits.tokens

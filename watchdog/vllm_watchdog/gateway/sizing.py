@@ -1,25 +1,31 @@
 """How long is this prompt, and may it be?  Counts where the bytes don't decide it; the counting is `counter`'s.
 
 Most requests pass with one comparison.  Never waits itself: a request that has to be counted gets a task, and is submitted
-again with what is known of it then.
+again with what is known of it then.  What an engine takes is asked of it once, when the route first names it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vllm_watchdog.core.kv_bytes import KvShape
 from vllm_watchdog.gateway import errors
 from vllm_watchdog.gateway.ask import Ask
-from vllm_watchdog.gateway.counter import Counter
+from vllm_watchdog.gateway.budget import Budget, Engine, Verdict, budget
+from vllm_watchdog.gateway.counter import Answer, Counter
 from vllm_watchdog.gateway.heads import header
+from vllm_watchdog.gateway.learn import learn, tokenized
+from vllm_watchdog.gateway.quarantine import tokens_of
 from vllm_watchdog.gateway.relay import Exchange
-from vllm_watchdog.gateway.routes import Service
+from vllm_watchdog.gateway.routes import Service, Target
 from vllm_watchdog.prompt_plan import PromptPlan
 
 if TYPE_CHECKING:
     from vllm_watchdog.gateway.dispatch import Dispatcher
 
+UNTOLD = PromptPlan()
 plain = (None, b"", b"identity")        # a body that is as it seems
 
 
@@ -27,30 +33,62 @@ class Sizing:
     def __init__(self, gate: Dispatcher) -> None:
         self._gate = gate
         self._counter = Counter(gate.spawn)
+        self._engines: dict[Target, Engine] = {}
 
-    def limit(self, service: Service) -> int | None:
-        """Tokens of the longest prompt that this service takes; None: not known."""
-        known = (service.prompt.limit, service.prompt.context)
-        return min((each for each in known if each is not None), default=None)
+    # -- what engines take
+
+    def follow(self, services: Iterable[Service]) -> None:
+        """The route's engines: those that are new are asked, those that left are forgotten."""
+        plans = {service.serving: service.prompt for service in services if service.serving and service.prompt != UNTOLD}
+        new = [(target, plan) for target, plan in plans.items() if target not in self._engines]
+        self._engines = {target: self._engines.get(target, Engine()) for target in plans}
+        for target, plan in new:
+            self._gate.spawn(self._learn(target, plan))
+
+    async def _learn(self, target: Target, plan: PromptPlan) -> None:
+        said = await self._counter.warm(plan)
+        shape = KvShape(**said["shape"]) if said.get("shape") else None
+        if "lacks" in said:
+            self._gate.say("gateway.no_tokenizer", engine=target.engine, why=str(said["lacks"]))
+        learned = await learn(target)
+        if target in self._engines:
+            self._engines[target] = replace(learned, shape=shape)
+            self._gate.pump_all()       # there may be more room than was thought, or less
+
+    def kv_tokens(self, target: Target) -> int | None:
+        return self._engines.get(target, Engine()).kv_tokens
+
+    def budget(self, service: Service) -> Budget:
+        """Nothing is known, nothing is limited."""
+        engine = self._engines.get(service.serving, Engine()) if service.serving is not None else Engine()
+        return budget(service.prompt, replace(engine, vram_free=service.vram_free))
+
+    # -- one request
 
     def begun(self, exchange: Exchange, service: Service) -> bool:
         """True: it is being counted, or has its answer; once it is counted it is submitted again."""
-        ask, limit = exchange.ask, self.limit(service)
-        if ask is None or limit is None:
+        ask, plan = exchange.ask, service.prompt
+        allowed = self.budget(service)
+        if ask is None or allowed.longest is None:
             return False
         if self._encoded(exchange):
             return True
-        if ask.tokens is not None:
-            return self._refused(exchange, ask, limit)
-        if ask.bound + ask.media * service.prompt.media_tokens <= limit:
-            return False
-        exchange.size_up(self._count(exchange, ask, service.prompt, limit))
-        return True
+        if ask.tokens is None:
+            if ask.bound + ask.media * plan.media_tokens <= allowed.longest:
+                return False
+            exchange.size_up(self._count(exchange, ask, plan, service.serving, allowed.longest))
+            return True
+        verdict = allowed.verdict(ask, plan.over)
+        if verdict is Verdict.CUT:
+            exchange.size_up(self._cut(exchange, ask, plan, allowed))
+        elif verdict is Verdict.TOO_LONG:
+            exchange.refuse(errors.too_long(ask.longest, allowed.longest, ask.exact, ask.path))
+        return verdict is not Verdict.FITS
 
     def count(self, exchange: Exchange, ask: Ask, service: Service) -> None:
         """A rule depends on its tokens: it is submitted again once they are counted."""
         if not self._encoded(exchange):
-            exchange.size_up(self._count(exchange, ask, service.prompt, None))
+            exchange.size_up(self._count(exchange, ask, service.prompt, service.serving, None))
 
     def _encoded(self, exchange: Exchange) -> bool:
         if header(exchange.head, b"content-encoding") in plain:
@@ -58,21 +96,38 @@ class Sizing:
         exchange.refuse(errors.ENCODED)
         return True
 
-    def _refused(self, exchange: Exchange, ask: Ask, limit: int) -> bool:
-        if ask.longest <= limit:
-            return False
-        exchange.refuse(errors.too_long(ask.longest, limit, ask.exact, ask.path))
-        return True
-
-    async def _count(self, exchange: Exchange, ask: Ask, plan: PromptPlan, enough: int | None) -> None:
+    async def _count(self, exchange: Exchange, ask: Ask, plan: PromptPlan, target: Target | None,
+                     enough: int | None) -> None:
         body = exchange.body or b""
         said = await self._counter.count(plan, ask.path, body, enough)
+        if "lacks" in said:
+            said = await self._without_tokenizer(exchange, body, target)
+        self._measured(exchange, ask, said)
+
+    async def _without_tokenizer(self, exchange: Exchange, body: bytes, target: Target | None) -> Answer:
+        """By the engine, else by its size."""
+        shown = header(exchange.head, b"authorization") or b""
+        tokens = await tokenized(target, body, shown) if target is not None else None
+        exact, tokens = tokens is not None, tokens_of(len(body)) if tokens is None else tokens
+        return {"tokens": tokens, "longest": tokens, "exact": exact, "max_tokens": None}
+
+    def _measured(self, exchange: Exchange, ask: Ask, said: Answer) -> None:
         exchange.sized()
         if "bad" in said:
             exchange.refuse(errors.UNREADABLE.because(str(said["bad"])))
             return
-        if "lacks" in said:
-            estimate = len(body) // 4
-            said = {"tokens": estimate, "longest": estimate, "exact": False, "max_tokens": None}
         exchange.ask = replace(ask, **{key: said[key] for key in ("tokens", "longest", "exact", "max_tokens")})
         self._gate.submit(exchange)
+
+    async def _cut(self, exchange: Exchange, ask: Ask, plan: PromptPlan, allowed: Budget) -> None:
+        limit = allowed.cut_to(ask)
+        said = await self._counter.cut(plan, ask.path, exchange.body or b"", limit)
+        if "tokens" not in said or said["longest"] > limit:
+            exchange.sized()
+            why = str(said.get("kept") or said.get("bad") or said.get("lacks") or "")
+            exchange.refuse(errors.too_long(ask.longest, allowed.longest or limit, ask.exact, ask.path).because(why))
+            return
+        self._gate.say("gateway.truncated", id=exchange.id, tokens=ask.longest, to=said["longest"], path=ask.path)
+        self._gate.metrics.truncated += 1
+        exchange.replaced(said["body"], f"X-LLM-Watchdog-Truncated: {ask.longest} to {said['longest']} tokens")
+        self._measured(exchange, ask, said)

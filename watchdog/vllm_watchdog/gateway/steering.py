@@ -67,7 +67,7 @@ class Steering:
             return None if value is None else value.decode("latin-1")
 
         def room(service: Service) -> bool:
-            limit = self._gate.sizing.limit(service)
+            limit = self._gate.sizing.budget(service).longest
             return limit is None or ask.cost <= limit
 
         return choose(self._gate.route, ask, shown, self._up, room)

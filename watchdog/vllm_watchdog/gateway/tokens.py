@@ -16,6 +16,7 @@ import jinja2
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Rust
 
+from vllm_watchdog.core.kv_bytes import KvShape, NoShapeError, kv_shape
 from vllm_watchdog.gateway.bodies import UnreadableError, whole_number
 from vllm_watchdog.gateway.chat import Json, Template, TemplateRefusalError
 from vllm_watchdog.prompt_plan import PromptPlan, is_text
@@ -50,7 +51,9 @@ class Tokens:
         self._rust = _rust(folder / "tokenizer.json")
         config = _json(folder / "tokenizer_config.json")
         self._media_tokens = plan.media_tokens
-        self._by_code = str(_json(folder / "config.json").get("model_type", "")).startswith(BY_CODE)
+        model = _json(folder / "config.json")
+        self._by_code = str(model.get("model_type", "")).startswith(BY_CODE)
+        self.shape = _shape(model, plan)
         self._bos = _bos(self._rust, config)
         self._templates = _templates(folder, config, plan)
         self.longest_token = max(map(len, self._rust.get_vocab()), default=1)
@@ -188,6 +191,13 @@ def _rust(path: Path) -> Rust:
     made.no_truncation()
     made.no_padding()
     return made
+
+
+def _shape(model: Mapping[str, Any], plan: PromptPlan) -> KvShape | None:
+    try:
+        return kv_shape(model, plan.kv_dtype)
+    except NoShapeError:
+        return None
 
 
 def _bos(rust: Rust, config: Mapping[str, Any]) -> int:
