@@ -651,6 +651,8 @@ def test_doubtful_rules_are_told(rules: str, doubt: str) -> None:
      "gateway.rules#1.when_down: is \"fly\", expected 'wait', 'refuse' or 'spill'"),
     ("[gateway]\nrules = [{ engine = 'primary', model = 'a*b' }]",
      "gateway.rules#1.model: holds a * that is not its last character, expected a text, or the beginning of one and *"),
+    ("[gateway]\nrules = [{ engine = 'primary', model = '" + "m" * 257 + "' }]",
+     "gateway.rules#1.model: is text, expected at most 256 characters"),
     ("[gateway]\nrules = [{ engine = 'primary', header = 'no header' }]",
      "gateway.rules#1.header: is no header, expected its name, or Name: value"),
     ("[gateway]\nrules = [{ engine = 'primary', header = 'Authorization: Bearer sk-1' }]",

@@ -109,6 +109,13 @@ def test_without_a_rule_the_model_decides_and_a_long_prompt_is_said_to_be_refuse
     assert "  limit: 128000 prompt tokens, 72000 fewer than this has\n" in too_long.out
 
 
+def test_a_prompt_that_is_cut_is_said_to_be(here: Path) -> None:
+    (here / "config.toml").write_text(CONFIG.replace('model = "m-awq"', 'model = "m-awq"\nover_limit = "truncate"'))
+    said = explain("--model", "m", "--tokens", "200000")
+    assert said.code == 0
+    assert "  limit: 128000 prompt tokens, 72000 fewer than this has, so it is cut\n" in said.out
+
+
 def test_a_body_is_counted(here: Path) -> None:
     body = here / "body.json"
     body.write_text(json.dumps({"model": "m", "prompt": "word " * 10_000}))
