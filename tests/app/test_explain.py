@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes import model
 from tests.system.harness import Said, command
 
 from vllm_watchdog.app.check_config import check
@@ -122,6 +123,22 @@ def test_a_body_is_counted(here: Path) -> None:
     said = explain("--path", "/v1/completions", "--file", str(body))
     assert said.out.startswith("POST /v1/completions, model m, about 12507 prompt tokens\n"), "a model without a tokenizer"
     assert "service long: rule 1 matches\n" in said.out
+
+
+def test_a_body_is_counted_by_the_models_own_tokenizer(here: Path) -> None:
+    folder = model.write(here / "model")
+    (here / "config.toml").write_text(CONFIG.replace('model = "m"\n', f'model = "{folder}"\n').replace(
+        "max-model-len = 8192", 'max-model-len = 8192, served-model-name = "m"'))
+    body = here / "body.json"
+    for words, tokens, service in ((1000, 5001, "short"), (1200, 6001, "long")):
+        body.write_text(json.dumps({"model": "m", "prompt": "word " * words}))
+        said = explain("--path", "/v1/completions", "--file", str(body))
+        assert said.out.startswith(f"POST /v1/completions, model m, {tokens} prompt tokens\n")
+        assert f"service {service}: " in said.out
+    body.write_text('{"model": "m", "messages": "SECRET"}')
+    said = explain("--file", str(body))
+    assert said.code == 1
+    assert "\nthe gateway refuses it where its length matters: messages: expected a list\n" in said.out
 
 
 def test_a_request_without_a_prompt_needs_no_length() -> None:
