@@ -552,6 +552,13 @@ def test_rules_and_their_keys_come_from_the_environment_too() -> None:
     assert rule.key == key_of(b"sk-1")
 
 
+def test_a_key_comes_from_a_secret_file(here: Path) -> None:
+    (here / "credentials").mkdir()
+    (here / "credentials" / "gateway.keys.batch").write_text("sk-2\n")
+    text = "[gateway]\nrules = [{ engine = 'primary', api_key = 'batch' }]"
+    assert read(PRIMARY + text, CREDENTIALS_DIRECTORY=str(here / "credentials")).rules()[0].key == key_of(b"sk-2")
+
+
 def test_every_rule_that_is_wrong_is_told_with_its_number() -> None:
     text = "[gateway]\nrules = [{ engine = 'primary', path = 5 }, { engine = 'primary', model = '' }, { engin = 'a' }]"
     assert [line.split(": ")[1] for line in problems(PRIMARY + text)] == [
@@ -678,6 +685,8 @@ def test_doubtful_rules_are_told(rules: str, doubt: str) -> None:
      "gateway.rules#1.when_down: is \"fly\", expected 'wait', 'refuse' or 'spill'"),
     ("[gateway]\nrules = [{ engine = 'primary', model = 'a*b' }]",
      "gateway.rules#1.model: holds a * that is not its last character, expected a text, or the beginning of one and *"),
+    ("[gateway]\nrules = [{ engine = 'primary', model = '" + "m" * 257 + "' }]",
+     "gateway.rules#1.model: is text, expected at most 256 characters"),
     ("[gateway]\nrules = [{ engine = 'primary', header = 'no header' }]",
      "gateway.rules#1.header: is no header, expected its name, or Name: value"),
     ("[gateway]\nrules = [{ engine = 'primary', header = 'Authorization: Bearer sk-1' }]",

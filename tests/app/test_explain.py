@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes import model
 from tests.system.harness import Said, command
 
 from vllm_watchdog.app.check_config import check
@@ -109,12 +110,35 @@ def test_without_a_rule_the_model_decides_and_a_long_prompt_is_said_to_be_refuse
     assert "  limit: 128000 prompt tokens, 72000 fewer than this has\n" in too_long.out
 
 
+def test_a_prompt_that_is_cut_is_said_to_be(here: Path) -> None:
+    (here / "config.toml").write_text(CONFIG.replace('model = "m-awq"', 'model = "m-awq"\nover_limit = "truncate"'))
+    said = explain("--model", "m", "--tokens", "200000")
+    assert said.code == 0
+    assert "  limit: 128000 prompt tokens, 72000 fewer than this has, so it is cut\n" in said.out
+
+
 def test_a_body_is_counted(here: Path) -> None:
     body = here / "body.json"
     body.write_text(json.dumps({"model": "m", "prompt": "word " * 10_000}))
     said = explain("--path", "/v1/completions", "--file", str(body))
     assert said.out.startswith("POST /v1/completions, model m, about 12507 prompt tokens\n"), "a model without a tokenizer"
     assert "service long: rule 1 matches\n" in said.out
+
+
+def test_a_body_is_counted_by_the_models_own_tokenizer(here: Path) -> None:
+    folder = model.write(here / "model")
+    (here / "config.toml").write_text(CONFIG.replace('model = "m"\n', f'model = "{folder}"\n').replace(
+        "max-model-len = 8192", 'max-model-len = 8192, served-model-name = "m"'))
+    body = here / "body.json"
+    for words, tokens, service in ((1000, 5001, "short"), (1200, 6001, "long")):
+        body.write_text(json.dumps({"model": "m", "prompt": "word " * words}))
+        said = explain("--path", "/v1/completions", "--file", str(body))
+        assert said.out.startswith(f"POST /v1/completions, model m, {tokens} prompt tokens\n")
+        assert f"service {service}: " in said.out
+    body.write_text('{"model": "m", "messages": "SECRET"}')
+    said = explain("--file", str(body))
+    assert said.code == 1
+    assert "\nthe gateway refuses it where its length matters: messages: expected a list\n" in said.out
 
 
 def test_a_request_without_a_prompt_needs_no_length() -> None:
@@ -189,3 +213,23 @@ def test_shares_that_are_more_than_the_card_with_their_contexts_are_told(here: P
 def test_the_completion_knows_it() -> None:
     said: Any = command("completion", "bash")
     assert "explain" in said.out and "--api-key" in said.out
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_two_engine_example_is_accepted_without_a_doubt_and_prints_what_its_page_shows(
+        here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SHORT", "LONG"):
+        monkeypatch.setenv(f"LLM_WATCHDOG_ENGINES__{name}__COMMAND", json.dumps([sys.executable, "serve"]))
+    for key in ("STATE_DIR", "LOG_DIR"):
+        monkeypatch.setenv(f"LLM_WATCHDOG_DAEMON__{key}", str(here))
+    config = ("--config", str(DOCS / "two-engines.toml"))
+    checked = command("check-config", *config)
+    assert (checked.code, checked.err) == (0, "") and "warning" not in checked.out
+    page = (DOCS / "two-engines.md").read_text()
+    shown = [block.splitlines() for block in page.split("```")[1::2]]
+    for line in (line for block in shown for line in block if line):
+        assert line in checked.out.splitlines(), "the page shows it otherwise"
+    for tokens, engine in ((5999, "short"), (6000, "long")):
+        assert f"service {engine}: rule " in command("explain", "--model", "qwen3-4b", "--tokens", str(tokens), *config).out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -149,16 +150,21 @@ def _text(piece: bytes) -> tuple[object, str]:
     return None, ""
 
 
+SIZES = st.lists(st.integers(1, 300), min_size=1, max_size=5)
+
+
 @settings(max_examples=60)
-@given(st.lists(EVENTS, max_size=12), st.integers(1, 20), st.data())
-def test_a_client_ends_with_the_same_however_the_bytes_are_cut(events: list[bytes], limit: int, data: st.DataObject) -> None:
+@given(st.lists(EVENTS, max_size=12), st.integers(1, 20), SIZES, st.integers(1, 4))
+def test_a_client_ends_with_the_same_however_the_bytes_are_cut(
+        events: list[bytes], limit: int, sizes: list[int], every: int) -> None:
     stream, coalescer, out, at = b"".join(events), Coalescer(limit), b"", 0
-    while at < len(stream):
-        size = data.draw(st.integers(1, 300))
+    for number, size in enumerate(cycle(sizes)):
+        if at >= len(stream):
+            break
         out += coalescer.feed(stream[at:at + size])
         at += size
         assert coalescer._chars < limit
-        if data.draw(st.booleans()):
+        if number % every == 0:
             out += coalescer.flush()        # the time is over
             assert not coalescer.pending
     out += coalescer.end()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.gateway.harness import Answer, Backend, Bench, run, running, until
+from tests.gateway.harness import Answer, Backend, Bench, ok, run, running, until
 
 from vllm_watchdog.gateway_rules import Rule, WhenDown, key_of
 from vllm_watchdog.prompt_plan import PromptPlan
@@ -106,6 +106,28 @@ def test_reads_and_unknown_requests_follow_rules_too_and_have_no_prompt() -> Non
         both.route(Rule("long", tokens_max=10), Rule("short"))
         assert by(await both.bench.ask("GET", "/version")) == "long"
         assert by(await both.bench.ask("POST", "/v1/load_lora_adapter", b"{}")) == "long"
+
+    with_two(work)
+
+
+def test_a_model_that_two_services_serve_is_listed_once() -> None:
+    async def work(both: Two) -> None:
+        both.route(by_length(WAIT))
+        assert [card["id"] for card in (await both.bench.ask("GET", "/v1/models")).json["data"]] == ["m"]
+
+    with_two(work)
+
+
+def test_an_engine_that_only_fails_is_as_good_as_down() -> None:
+    async def work(both: Two) -> None:
+        async def fails(_: Backend, __: Any, writer: asyncio.StreamWriter, ___: Any) -> None:
+            writer.write(ok(b"{}", "504 X"))
+
+        both.long.behaviour = fails
+        both.route(by_length(SPILL))
+        failed = [(await both.bench.complete(LONG + str(number))).status for number in range(5)]
+        assert failed == [504] * 5, "they are passed on, and open its breaker"
+        assert await both.by(LONG) == "short"
 
     with_two(work)
 

@@ -78,6 +78,8 @@ def free_port() -> int:
 def toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
     return json.dumps(value)
 
 

@@ -169,8 +169,9 @@ Count = Annotated[int, READ, Field(strict=True, ge=0, le=1000)]
 Port = Annotated[int, READ, Field(strict=True, ge=1024, le=65535)]     # vLLM refuses ports under 1024
 Plain = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_plain)]
 Name = Annotated[str, AfterValidator(_name)]
-Pattern = Annotated[Plain, AfterValidator(_pattern)]
-Header = Annotated[Plain, AfterValidator(_header)]
+Short = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_plain)]     # all rules are one line of the route
+Pattern = Annotated[Short, AfterValidator(_pattern)]
+Header = Annotated[Short, AfterValidator(_header)]
 Tokens = Annotated[int, READ, Field(strict=True, ge=0, le=1 << 30)]
 Location = Annotated[Path, AfterValidator(lambda path: Path(_plain(str(path))))]
 Folder = Annotated[Location, AfterValidator(lambda path: Path.cwd() / path)]

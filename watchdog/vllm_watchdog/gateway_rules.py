@@ -61,8 +61,8 @@ class Rule:
             if not fits(pattern, value):
                 return what
         if self.header is not None:
-            name, _, pattern = self.header.partition(":")
-            if not fits(pattern.strip() or "*", header(name.strip().lower())):
+            name, pattern = _split(self.header)
+            if not fits(pattern, header(name)):
                 return "header"
         measured = self._measured(asked)
         return None if measured is None else "" if measured else "length"
@@ -77,8 +77,8 @@ class Rule:
 
     def covers(self, other: Rule) -> bool:
         """Whatever the other one matches, this one does, tokens aside."""
-        pairs = ((self.path, other.path), (self.model, other.model), (self.key, other.key), _headers(self, other))
-        return all(wider(mine, its) for mine, its in pairs)
+        pairs = ((self.path, other.path), (self.model, other.model), (self.key, other.key))
+        return all(wider(mine, its) for mine, its in pairs) and _wider_header(self.header, other.header)
 
     @property
     def conditions(self) -> str:
@@ -115,13 +115,17 @@ def wider(pattern: str | None, other: str | None) -> bool:
     return other.startswith(pattern[:-1]) if pattern.endswith("*") else pattern == other
 
 
-def _headers(one: Rule, other: Rule) -> tuple[str | None, str | None]:
-    """Their patterns; of different headers, two that have nothing in common."""
-    if one.header is None or other.header is None:
-        return one.header, other.header
-    (mine, _, pattern), (its, _, narrower) = one.header.partition(":"), other.header.partition(":")
-    same = mine.strip().lower() == its.strip().lower()
-    return (pattern.strip() or "*", narrower.strip() or "*") if same else ("a", "b")
+def _wider_header(header: str | None, other: str | None) -> bool:
+    if header is None or other is None:
+        return header is None
+    (name, pattern), (its, narrower) = _split(header), _split(other)
+    return name == its and wider(pattern, narrower)
+
+
+def _split(header: str) -> tuple[str, str]:
+    """Its name in lower case, and a pattern."""
+    name, _, pattern = header.partition(":")
+    return name.strip().lower(), pattern.strip() or "*"
 
 
 def _tokens(least: int, most: int | None) -> str:

@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add("pause", commands.operate, "stop automatic actions, not watching")
     add("resume", commands.operate, "automatic actions again")
     add("reload", commands.operate,
-        "read the configuration again: thresholds and alerts at once, arguments at the next start")
+        "read the configuration again: thresholds, rules and alerts at once, arguments at the next start")
     add("handover", commands.operate, "leave the engines as they are to the next daemon, which systemd starts")
     alert = add("alert", commands.alert_test, "send a test message and print the receiver's answer")
     alert.add_argument("test", choices=["test"])

@@ -18,6 +18,7 @@ from vllm_watchdog.config_rules import models_by_service
 from vllm_watchdog.core.units import MIB
 from vllm_watchdog.gateway import counting
 from vllm_watchdog.gateway.ask import Ask, ask_of
+from vllm_watchdog.gateway.budget import Budget, Engine, Verdict, budget
 from vllm_watchdog.gateway.heads import BadHeadError, RequestHead, header, parse_request
 from vllm_watchdog.gateway.routes import Kind, Route, Service, kind_of
 from vllm_watchdog.gateway.rules import Choice, choose
@@ -97,7 +98,7 @@ class Explained:
         return service.name not in self._down
 
     def _room(self, service: Service) -> bool:
-        most = _most(service)
+        most = _allowed(service).longest
         return most is None or self._ask.tokens is None or self._ask.tokens <= most
 
     # -- in words
@@ -153,19 +154,23 @@ class Explained:
 
     def _limit(self) -> tuple[str, bool]:
         """In words; whether the prompt is longer than that."""
-        service = self._choice.service
-        most = _most(service) if service is not None else None
-        if most is None:
+        ask, service = self._ask, self._choice.service
+        allowed = _allowed(service) if service is not None else Budget()
+        if service is None or allowed.longest is None:
             return "the engine's own, which the configuration does not say", False
-        tokens = self._ask.tokens
-        if tokens is None or tokens <= most:
-            return f"{most} prompt tokens" + (f", {most - tokens} more than this has" if tokens is not None else ""), False
-        return f"{most} prompt tokens, {tokens - most} fewer than this has", True
+        said = f"{allowed.longest} prompt tokens"
+        if ask.tokens is None:
+            return said, False
+        verdict = allowed.verdict(ask, service.prompt.over)
+        if verdict is Verdict.FITS:
+            return f"{said}, {allowed.longest - ask.longest} more than this has", False
+        cut = ", so it is cut" if verdict is Verdict.CUT else ""
+        return f"{said}, {ask.longest - allowed.longest} fewer than this has{cut}", verdict is Verdict.TOO_LONG
 
 
-def _most(service: Service) -> int | None:
-    """Tokens of the longest prompt that it takes, as far as the configuration says."""
-    return min((each for each in (service.prompt.limit, service.prompt.context) if each is not None), default=None)
+def _allowed(service: Service) -> Budget:
+    """As far as the configuration says."""
+    return budget(service.prompt, Engine())
 
 
 def _head(options: Namespace) -> RequestHead:

@@ -66,7 +66,7 @@ class Answers:
         lines = list(self._gate.lines.values())
         if len(lines) == 1 and lines[0].open is not None:
             return None
-        models = [model for line in lines for model in line.service.models]
+        models = dict.fromkeys(model for line in lines for model in line.service.models)    # two may serve one name
         cards = [{"id": model, "object": "model", "created": 0, "owned_by": "vllm"} for model in models]
         return _json(200, {"object": "list", "data": cards})
 

@@ -74,12 +74,12 @@ class Steering:
 
     def _up(self, service: Service) -> bool:
         line = self._gate.lines.get(service.name)
-        return line is not None and line.open is not None
+        return line is not None and line.open is not None and line.open.breaker.allows(self._gate.now())
 
     def spill(self, line: Line) -> None:
         """Its engine is down: what waits for it goes where its rule lets it go."""
         route = self._gate.route
-        if line.open is not None or all(rule.when_down is not WhenDown.SPILL for rule in route.rules):
+        if self._up(line.service) or all(rule.when_down is not WhenDown.SPILL for rule in route.rules):
             return
         for exchange in tuple(line.queue):
             if exchange.alone:
