@@ -5,13 +5,16 @@
 `ours` is the daemon and its GPU helper (a simulated card), two stand-in engines that serve, a sample a second, the status
 page first closed, then open (a client that reads the event stream and asks for the plots as the page does).  Engines
 and clients are not counted.  monit and circus run their shortest cycle, 1 s, and look only whether two processes live.
-CPU is of the processes' own account; memory is PSS: what is shared, shared out.
+CPU is of the processes' own account; memory is PSS: what is shared, shared out.  The host has CROWD more processes, which
+sleep: monit looks at each of them each second, and we do when they are new.  On a machine where others start processes
+all the time, `unshare -pf --mount-proc` in front keeps those out of the figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 import threading
@@ -31,6 +34,7 @@ WARM_S = 8.0            # after the start, before it is measured
 PLOTS_S = 2.0           # how often the page asks for the newest samples
 MONIT_MS = (0.2, 115.0)         # of monit's CPU, and what that was on the machine of the goal
 PSS_MB = 62.0
+CROWD = 100
 CHILD = "exec sleep 1000000"
 
 
@@ -51,6 +55,13 @@ class Cost:
         return sum(process.memory_full_info().pss for process in self._processes) / 1e6
 
 
+def measured_processes(watchdog: Watchdog) -> list[psutil.Process]:
+    """The daemon and its GPU helper."""
+    assert watchdog.daemon
+    daemon = psutil.Process(watchdog.daemon.pid)
+    return [daemon, *(child for child in daemon.children() if any("gpu_helper" in word for word in child.cmdline()))]
+
+
 @contextmanager
 def ours(folder: Path) -> Iterator[tuple[list[psutil.Process], str]]:
     """The daemon and its helper, and the page's address."""
@@ -63,10 +74,7 @@ def ours(folder: Path) -> Iterator[tuple[list[psutil.Process], str]]:
     try:
         for name in engines:
             watchdog.serving(name) if name == "primary" else watchdog.in_phase(name, "serving")
-        assert watchdog.daemon
-        daemon = psutil.Process(watchdog.daemon.pid)
-        helper = next(child for child in daemon.children() if any("gpu_helper" in word for word in child.cmdline()))
-        yield [daemon, helper], f"http://127.0.0.1:{port}"
+        yield measured_processes(watchdog), f"http://127.0.0.1:{port}"
         watchdog.finish()
     finally:
         watchdog.clear()
@@ -134,6 +142,17 @@ def circus(folder: Path) -> Iterator[list[psutil.Process]]:
         yield [process]
 
 
+@contextmanager
+def crowd() -> Iterator[None]:
+    sleepers = [subprocess.Popen(["sleep", "1000000"]) for _ in range(CROWD)]
+    try:
+        yield
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
+
+
 def figures(processes: list[psutil.Process], seconds: float) -> tuple[float, float]:
     """CPU milliseconds a minute, PSS in MB."""
     time.sleep(WARM_S)
@@ -176,7 +195,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", choices=[[], "ours", "monit", "circus"], metavar="ours|monit|circus")
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="idle-") as folder:
+    with tempfile.TemporaryDirectory(prefix="idle-") as folder, crowd():
         return show(rows(options.names or ["ours", "monit", "circus"], options.seconds, Path(folder)))
 
 
