@@ -417,7 +417,7 @@ class Haunted:
         self.phantom: Stat | None = Stat(ProcId(9_999_999, 1), "VLLM::EngineCor", True, 1, 9_999_999, 9_999_999, False)
         self.walks = 0
 
-    def __call__(self) -> list[Stat]:
+    def __call__(self, _: object) -> list[Stat]:
         self.walks += 1
         return proc.walk() + ([self.phantom] if self.phantom else [])
 

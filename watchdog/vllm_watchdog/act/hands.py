@@ -21,7 +21,7 @@ from math import inf
 
 from vllm_watchdog.act.leader import Leader, adopt, spawn
 from vllm_watchdog.act.members import Members, Titled, titled
-from vllm_watchdog.act.purge import Purge, reap
+from vllm_watchdog.act.purge import Purge, ended_children, reap
 from vllm_watchdog.act.step import RefusedError, Step
 from vllm_watchdog.cgroup import Group, Groups
 from vllm_watchdog.core.commands import Adopt, Kill, Spawn, Term
@@ -301,5 +301,7 @@ class Hands:
         """Reaps what re-parented to us and ended; but what began a session may be a leader in other hands."""
         self._tidy_at = self._clock() + self._tidy_s
         self._dismiss_step()    # nobody came for it
+        if not ended_children():
+            return
         ours = [owned for owned in self._index.owned() if owned.mark.engine == self.launch.name]
         reap([owned for owned in ours if owned.stat.session != owned.stat.who.pid], self._leader)

@@ -39,12 +39,17 @@ class Hub:
         self.closed = False
 
     @property
+    def watched(self) -> bool:
+        return bool(self._readers)
+
+    @property
     def full(self) -> bool:
         return len(self._readers) >= READERS
 
     @contextmanager
     def reader(self) -> Iterator[Reader]:
         reader = Reader()
+        self._version += 1      # while nobody looked nobody counted
         reader.lines.extend(self._latest)
         self._readers.add(reader)
         try:
