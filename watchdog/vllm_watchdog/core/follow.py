@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
-from vllm_watchdog.core import failover, gate, incidents, liveness, lowering, outages, repeats, standby
+from vllm_watchdog.core import causes, failover, gate, incidents, liveness, lowering, outages, repeats, standby
+from vllm_watchdog.core.catalog import Text
 from vllm_watchdog.core.changed import changed
 from vllm_watchdog.core.commands import Ask, Quit
 from vllm_watchdog.core.failover import Facts, Hint, Service, Side
 from vllm_watchdog.core.incidents import Incident, Urgency
 from vllm_watchdog.core.liveness import Life
+from vllm_watchdog.core.phrases import BECAUSE, COMMA, filled, strung
 from vllm_watchdog.core.policy import HAS_CHILD, Phase, Sign
 from vllm_watchdog.core.readings import Metrics, Unknown
 from vllm_watchdog.core.sampled import GPUS_LOST, watches_of
@@ -136,16 +138,15 @@ def _lower(turn: Turn, service: Service, watches: tuple[Watch, ...]) -> None:
     plan, now, to = turn.world.plan, service.lowering, _limit(turn.world, service)
     raised = [watch for watch in watches if watch.raised]
     if now.to is None and to is not None and raised:
-        why = ", ".join(f"{watch.class_} of {watch.subject}" for watch in raised)
+        why = strung((filled(causes.OVER, symptom=watch.class_, subject=watch.subject) for watch in raised), COMMA)
         now = lowering.begun(now, turn.at, to, why, plan.failover.stable_s)
         turn.symptom(service.name, raised[0].class_, Urgency.WARNING, why)      # who shares the card has an incident too
-        turn.say("service.lowered", service=service.name, to=to, because=why)
-        turn.note(service.name, "lowered", f"the gateway lets {to} requests through at a time, because: {why}",
-                  to=str(to), because=why)
+        turn.say("service.lowered", service=service.name, to=to, because=why.en)
+        turn.note(service.name, "lowered", filled(causes.LOWERED, to=to, why=why), to=str(to), because=why.en)
     elif now.to is not None and lowering.over(now, turn.at, watches, plan.thresholds.clear_after_s):
         after = f"{turn.at - now.since:.0f}"
         turn.say("service.restored", service=service.name, after_s=after)
-        turn.cleared(service.name, f"lowering, after {after} s: the gateway lets through what comes")
+        turn.cleared(service.name, filled(causes.RESTORED, s=after))
         now = lowering.ended(now, turn.at)
     turn.world = turn.world.with_service(changed(service, lowering=now))
 
@@ -167,8 +168,8 @@ def turn_service(turn: Turn, service: Service, why: Hint, start: Sign = Sign.WAN
     turn.world = turn.world.with_service(service)
     name = "failover" if service.wanted != service.name else "failback"
     turn.say(f"service.{name}", service=service.name, leaving=leaving, to=service.wanted, because=why)
-    turn.note(service.name, name, f"{leaving} -> {service.wanted}, because: {why}", leaving=leaving, to=service.wanted,
-              because=why.value, **counted)
+    text = filled(causes.TURNED, leaving=leaving, to=service.wanted, why=Text(why, BECAUSE[why].zh))
+    turn.note(service.name, name, text, leaving=leaving, to=service.wanted, because=why.value, **counted)
     if why is Hint.DEGRADED or not standby.stays(service, leaving):     # only its end frees memory: a hot one starts anew
         turn.sign(leaving, Sign.UNWANT)
     turn.sign(service.wanted, start)
@@ -274,7 +275,7 @@ def _recovered(turn: Turn) -> None:
             service = turn.world.service(incident.service)
             since, left = max(since, service.serving_since), left or service.lowering.to is not None
         if not left and turn.at - since >= confirm_s and since != inf:
-            text = f"calm for {turn.at - since:.0f} s"
+            text = filled(causes.CALM, s=f"{turn.at - since:.0f}")
             turn.world = turn.world.with_incident(incidents.resolved(incident, turn.at, turn.wall, text))
             turn.say("incident.resolved", incident=incident.id)
 
