@@ -77,7 +77,9 @@ def test_a_handover_costs_no_engine_and_forgives_nothing(make: Make) -> None:
     before = watchdog.serving("one", after=first["generation"])
     incident = watchdog.until(lambda: watchdog.incident("one"), "no incident")
     said = watchdog.cli("handover")
-    assert (said.code, said.out) == (0, f"this daemon leaves; the next one takes over one#{before['generation']}\n")
+    assert (said.code, said.out) == (
+        0, f"this daemon leaves; the next one takes over one#{before['generation']}. It is not run by systemd, so nobody "
+        "starts the next one: until you do (llm-watchdog run), nobody watches the engines\n")
     assert watchdog.daemon and watchdog.daemon.wait(WITHIN_S) == 0
     assert watchdog.prompt("one") == 200
     watchdog.start()

@@ -204,6 +204,7 @@ class Daemon:
             booted = Booted(
                 at=time.monotonic(), plan=self.settings.plan(host_seed()), wall_offset=time.time() - time.monotonic(),
                 boot_id=boot_id(), memory=memory, survivors=survey(self.instance, index),
+                supervised=self.notifier.address is not None,
             )
             self.reload.adopt(booted.survivors)
             threading.excepthook = self._crash

@@ -41,6 +41,7 @@ def booted(turn: Turn, event: Booted) -> None:
         services=tuple(_services(event, memory, running)),
         incidents=memory.incidents if same_boot else tuple(_rebased(i, event) for i in memory.incidents),
         paused=memory.paused,
+        supervised=event.supervised,
         restarts=tuple(at for wall in memory.restarts if (at := wall - event.wall_offset) > event.at - DAY_S),
     )
     turn.say("daemon.started", engines=len(event.plan.engines), survivors=len(event.survivors), same_boot=same_boot)

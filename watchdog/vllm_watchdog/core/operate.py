@@ -21,6 +21,8 @@ from vllm_watchdog.core.turn import Turn
 from vllm_watchdog.core.world import Snapshot
 
 Reply = tuple[bool, str]
+ALONE = ("It is not run by systemd, so nobody starts the next one: until you do (llm-watchdog run), nobody watches the "
+         "engines")
 SNAPSHOTS = 16      # operators who wait at once; the control socket has no more connections
 
 
@@ -160,7 +162,8 @@ def _handover(turn: Turn, _: Asked) -> Reply:
     names = [str(engine.mark) for engine in turn.world.engines if engine.phase in HAS_CHILD]
     turn.say("daemon.leaving", engines=", ".join(names))
     turn.do(Quit())
-    return True, f"this daemon leaves; the next one takes over {', '.join(names) or 'no engine'}"
+    text = f"this daemon leaves; the next one takes over {', '.join(names) or 'no engine'}"
+    return True, text if turn.world.supervised else f"{text}. {ALONE}"
 
 
 VERBS: dict[str, Callable[[Turn, Asked], Reply]] = {

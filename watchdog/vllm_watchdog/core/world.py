@@ -116,6 +116,7 @@ class World:
     paused: bool = False
     stopping: bool = False
     asked: Plan | None = None           # a newer plan, part of which waits for an engine's next start
+    supervised: bool = True             # systemd starts the next daemon
     strays_until: float = inf           # a stop waits this long for strays that do not go
     restarts: tuple[float, ...] = field(default=())     # of the last day
     failed: tuple[tuple[Mark, float, str], ...] = ()    # generations that failed within the last day, when, of which class
