@@ -85,7 +85,6 @@ class Daemon:
         self._shown: tuple[World, Totals] = (World(), Totals())
         self._folded = threading.Event()    # there is a world to show
         self._lag_s = 0.0
-        self._profiles = {name: settings.profile(name) for name in settings.engines}
         self._saved: Any = None
         self._parts: list[Part] = []
         self._tell()
@@ -257,7 +256,7 @@ class Daemon:
         starts waits for the first one: an empty world would look like an outage."""
         self._folded.wait(FIRST_S)
         world, totals = self._shown
-        return document(world, totals, self._profiles, self.engines.stage) | {
+        return document(world, totals, self.reload.profile, self.engines.stage) | {
             "alerts": [asdict(state) for state in self.alerting.states()],
             "pid": os.getpid(),
             "daemon": {

@@ -61,7 +61,8 @@ function draw() {
   [$("pause"), $("snapshot")].forEach(operable);
   fill("answers", serving(report), happened(report), doing(report), room(report));
   fill("open", report.incidents.map(openIncident));
-  fill("engines", report.services.map((service) => serviceOf(report, service)));
+  fill("engines", report.services.map((service) => serviceOf(report, service)),
+    report.fixed?.length && h("p", { class: "waits", "data-key": "fixed" }, t("waits_daemon", { keys: report.fixed.join(", ") })));
   fill("load-keys", report.engines.map((engine, i) => h("span", { class: "key", "data-colour": i }, h("i"), engine.name)));
   fill("load", ["rss", "kv", "requests", "tokens"].map((key) => loadOf(report, key)));
   cards(report);
@@ -146,13 +147,13 @@ function serviceOf(report, service) {
       h("small", null, latest ? dots(`${t(`did_${latest.kind}`)} ${clock(latest.at)}`, gapOf(latest)) : ""),
       service.lowered && h("span", { class: "badge warn", title: said_in(service.lowered, "why") }, t("lowered", { n: service.lowered.to })),
       engines.length > 1 && act(service.side === "backup" ? "failback" : "failover", service.name)),
-    engines.map(engineOf));
+    engines.map((engine) => engineOf(engine, report.pending?.[engine.name])));
 }
 
 const act = (verb, engine) =>
   operable(h("button", { class: "quiet", "data-act": verb, "data-engine": engine, "aria-label": `${t(verb)}: ${engine}` }, t(verb)));
 
-function engineOf(engine) {
+function engineOf(engine, pending) {
   const { tree, metrics, profile } = engine;
   const args = Object.entries(profile).filter(([key]) => key !== "model").map(([key, value]) => `${key} ${value}`);
   const chips = [engine.backup_for && t("standby", { engine: engine.backup_for }), profile.model, ...args,
@@ -166,6 +167,7 @@ function engineOf(engine) {
       figure("rss", tree ? size(tree.rss_bytes) : "–"), figure("cpu", tree ? tree.cpu.toFixed(1) : "–"),
       figure("kv", metrics.kv_usage == null ? "–" : percent(metrics.kv_usage)), figure("running", metrics.running),
       figure("waiting", metrics.waiting), figure("tokens", state.rates[engine.name]?.rate)),
+    pending && h("p", { class: "waits" }, t("waits_start", { keys: pending.join(", ") })),
     engine.growth.filter((one) => one.leaks).map(leakOf),
     engine.cause && h("p", { class: "why" }, h("b", null, named(engine.cause)), ` ${said_in(engine, "why")}`));
 }

@@ -35,7 +35,8 @@ const WORDS = {
     ask_snapshot: "Write an evidence bundle now?", ask_files: "Evidence is shown to operators only.",
     token: "Token (daemon.token; kept until this tab closes)", reason: "Reason (optional)", go: "Do it", cancel: "Cancel",
     not_operable: "Set daemon.token to operate from here; until then: llm-watchdog {verb}", done: "Done", failed: "Refused",
-    of_about: "{s} of about {about}",
+    of_about: "{s} of about {about}", waits_start: "Waits for its next start: {keys}",
+    waits_daemon: "Waits for a restart of the daemon (llm-watchdog handover): {keys}",
   },
   zh: {
     skip: "跳到引擎", lowered: "已限制为同时 {n} 个请求", engines: "引擎", memory: "显存", load: "负载", history: "事件", alerts: "告警通道", machine: "主机与守护进程",
@@ -62,7 +63,7 @@ const WORDS = {
     ask_resume: "恢复自动操作？", ask_snapshot: "现在写入一份证据？", ask_files: "证据仅对操作员可见。",
     token: "令牌（daemon.token，关闭标签页后清除）", reason: "原因（可选）", go: "执行", cancel: "取消",
     not_operable: "设置 daemon.token 后可在此操作；目前请用：llm-watchdog {verb}", done: "完成", failed: "被拒绝",
-    of_about: "{s}，约需 {about}",
+    of_about: "{s}，约需 {about}", waits_start: "下次启动时生效：{keys}", waits_daemon: "守护进程重启后生效（llm-watchdog handover）：{keys}",
   },
 };
 let language = localStorage.getItem("language") || (navigator.language.startsWith("zh") ? "zh" : "en");
