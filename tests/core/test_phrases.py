@@ -70,6 +70,9 @@ def test_an_event_becomes_a_sentence() -> None:
     assert worded("engine.phase", fields).en == "primary#2: loading -> serving (well)"
     assert worded("engine.woke", {"engine": "b#1", "took_s": "0.20"}).en == "b#1 woke in 0.20 s"
     assert worded("no.such", {}) is None
+    lowered = {"service": "p", "to": 4, "because": "kv_pressure of p", "because_zh": "p 的 kv_pressure"}
+    assert worded("service.lowered", lowered) == Text(
+        "p: the gateway lets 4 requests through at a time (kv_pressure of p)", "p：网关并发降到 4（p 的 kv_pressure）")
 
 
 def test_every_event_that_the_core_and_its_adapters_say_has_a_phrase() -> None:

@@ -38,6 +38,7 @@ from vllm_watchdog.app.voice import Voice
 from vllm_watchdog.cgroup import Groups, NoGroupsError, claim
 from vllm_watchdog.config import ROUTE_FILE, Settings
 from vllm_watchdog.core import commands as c
+from vllm_watchdog.core import story
 from vllm_watchdog.core.events import Booted, Event, HostSampled, Reloaded, StopAsked
 from vllm_watchdog.core.plan import Plan
 from vllm_watchdog.core.totals import Totals
@@ -279,7 +280,8 @@ class Daemon:
         if command.kind != "resolved":      # which the core says itself
             news = incident.failures[-1] if command.kind == "worsened" and incident.failures else incident
             self.say(f"incident.{command.kind}", incident=incident.id, urgency=incident.urgency, class_=news.class_,
-                     text=incident.page or news.text)
+                     text=incident.page or news.text,
+                     text_zh=story.paged(incident).zh or news.words.zh)
 
     def _apply(self, settings: Settings, plan: Plan) -> None:
         """In the thread of whoever asked."""

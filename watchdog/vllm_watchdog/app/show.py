@@ -92,7 +92,8 @@ def event(line: dict[str, Any], language: str = "en") -> str:
 def worded(line: Mapping[str, Any]) -> str:
     """A journal line with its fields in order: `2026-11-29T14:41:57.123Z engine.phase engine=primary#2 now=serving`."""
     left_out = ("wall", "at", "say", "decided")
-    fields = " ".join(f"{key}={_quoted(value)}" for key, value in line.items() if key not in left_out)
+    fields = " ".join(f"{key}={_quoted(value)}" for key, value in line.items()
+                      if key not in left_out and not key.endswith("_zh"))
     return f"{line.get('wall', '')} {line['say']} {fields}".strip()
 
 

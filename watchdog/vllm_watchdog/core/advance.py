@@ -221,7 +221,7 @@ def _casualties(turn: Turn, event: events.Casualties) -> None:
     """Which requests were there: told in the incident, or kept until there is one."""
     largest = sorted(event.requests, key=lambda request: -request.bytes)[:REQUESTS_KEPT]
     flight = Flight(str(event.mark), event.in_flight, sum(each.begun for each in event.requests), tuple(largest))
-    turn.say("gateway.casualties", engine=event.mark, text=story.flight_of(flight).en)
+    turn.say("gateway.casualties", engine=event.mark, text=story.flight_of(flight))
     if engine := _current(turn, event.mark):
         if turn.world.incident(turn.service_of(engine.name)):
             turn.flown(engine.name, flight)
@@ -232,7 +232,7 @@ def _casualties(turn: Turn, event: events.Casualties) -> None:
 def _waited(turn: Turn, event: events.Waited) -> None:
     """How long clients waited; of no incident where an operator, or the first start, let them wait."""
     text = story.wait_of(event.wait)
-    turn.say("gateway.waited", service=event.service, text=text.en)
+    turn.say("gateway.waited", service=event.service, text=text)
     if event.service in {service.name for service in turn.world.services}:
         turn.amend(event.service, lambda incident: incidents.waited(incident, event.wait))
         turn.note(event.service, "waited", text)

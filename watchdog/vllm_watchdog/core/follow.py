@@ -141,7 +141,7 @@ def _lower(turn: Turn, service: Service, watches: tuple[Watch, ...]) -> None:
         why = strung((filled(causes.OVER, symptom=watch.class_, subject=watch.subject) for watch in raised), COMMA)
         now = lowering.begun(now, turn.at, to, why, plan.failover.stable_s)
         turn.symptom(service.name, raised[0].class_, Urgency.WARNING, why)      # who shares the card has an incident too
-        turn.say("service.lowered", service=service.name, to=to, because=why.en)
+        turn.say("service.lowered", service=service.name, to=to, because=why)
         turn.note(service.name, "lowered", filled(causes.LOWERED, to=to, why=why), to=str(to), because=why.en)
     elif now.to is not None and lowering.over(now, turn.at, watches, plan.thresholds.clear_after_s):
         after = f"{turn.at - now.since:.0f}"

@@ -291,9 +291,10 @@ def listed(texts: Iterable[Text]) -> Text:
 
 
 def worded(name: str, fields: Mapping[str, Any]) -> Text | None:
-    """An event in words; None for one that has no phrase (yet): its fields are shown as they are."""
+    """An event in words; None for one that has no phrase (yet): its fields are shown as they are.  `x_zh`: x in Chinese."""
     known = EVENTS.get(name)
     if known is None:
         return None
-    told = filled(known, **fields)
+    told = filled(known, **{key: Text(value, fields[f"{key}_zh"]) if f"{key}_zh" in fields else value
+                            for key, value in fields.items()})
     return Text(" ".join(told.en.split()), " ".join(told.zh.split()))

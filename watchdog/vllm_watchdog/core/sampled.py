@@ -141,7 +141,7 @@ def _whose(turn: Turn, subject: str) -> str:
 
 def _raised(turn: Turn, seen: Sighting) -> None:
     name, words = _whose(turn, seen.subject), seen.words()
-    turn.say("symptom.raised", symptom=seen.class_, subject=seen.subject, text=words.en)
+    turn.say("symptom.raised", symptom=seen.class_, subject=seen.subject, text=words)
     incident = turn.symptom(name, seen.class_, seen.urgency, words)
     if not seen.evidence:
         return

@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm_watchdog.core import causes, incidents, policy, reasons, repeats, story
 from vllm_watchdog.core.blame import specificity
-from vllm_watchdog.core.catalog import Words, both
+from vllm_watchdog.core.catalog import Text, Words, both
 from vllm_watchdog.core.changed import changed
 from vllm_watchdog.core.commands import Alert, Command, Drain, Dump, Kill, Record, SampleGpus, Say, Sleep, Spawn, Term, Wake
 from vllm_watchdog.core.failures import Failure
@@ -49,6 +49,10 @@ class Turn:
         self.commands.append(command)
 
     def say(self, name: str, **fields: Any) -> None:
+        """A Text is said in English, and beside it (`x_zh`) in Chinese."""
+        texts = {key: value for key, value in fields.items() if isinstance(value, Text)}
+        fields |= {key: text.en for key, text in texts.items()} | {
+            f"{key}_zh": text.own_zh for key, text in texts.items()}
         self.do(Say(name, tuple((key, str(value)) for key, value in fields.items() if value not in ("", None))))
 
     def change(self, name: str, **facts: Any) -> Engine:
