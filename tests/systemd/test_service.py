@@ -184,6 +184,28 @@ def test_the_gateway_drains(service: Service) -> None:
     assert service.show("Result", "llm-gateway") == "success"
 
 
+def test_a_boot_starts_what_is_enabled_the_daemon_before_the_gateway(service: Service, box: Box) -> None:
+    """The target of a boot, begun anew: what `systemctl enable` has linked comes up in the order of the units."""
+    service.sections["gateway"] = {"listen": "127.0.0.1:8000", "drain_s": 5}
+    service.configure()
+    box.ok("systemctl", "enable", "llm-gateway", "llm-watchdog")
+    serving = "serving 127.0.0.1:8000"
+    try:
+        box.ok("systemctl", "start", "multi-user.target")
+        service.serving()
+        box.until(lambda: service.show("StatusText", "llm-gateway") == serving, "the gateway does not serve")
+        at = [int(service.show(f"{key}TimestampMonotonic", unit)) for key, unit in (
+            ("ExecMainStart", "llm-watchdog"), ("ActiveEnter", "llm-watchdog"), ("ExecMainStart", "llm-gateway"),
+            ("ActiveEnter", "llm-gateway"), ("ActiveEnter", "multi-user.target"))]
+        assert at == sorted(at) and at[0] > 0
+        box.ok("systemctl", "stop", "llm-watchdog", "llm-gateway")
+        ends = [int(service.show("InactiveEnterTimestampMonotonic", unit)) for unit in ("llm-gateway", "llm-watchdog")]
+        assert ends == sorted(ends), "a shutdown lets the gateway drain before the engines leave"
+    finally:
+        box.ok("systemctl", "disable", "llm-gateway", "llm-watchdog")
+        box.ok("systemctl", "stop", "multi-user.target")
+
+
 def test_install_is_idempotent_keeps_the_configuration_and_uninstall_leaves_it(service: Service, box: Box) -> None:
     before = box.read(CONFIG)
     again = box.ok(PROGRAM, "install")
