@@ -81,6 +81,7 @@ def test_it_is_there_within_a_second_and_small(page: Any) -> None:
     sizes = page.evaluate("performance.getEntriesByType('resource').filter(e => e.name.includes('/static/'))"
                           ".map(e => e.transferSize)")
     assert len(sizes) == 7 and sum(sizes) < 150_000
+    assert page.evaluate("[...document.querySelector('#engines').childNodes].every((node) => node.className === 'service')")
     assert paint < 1000, f"{paint:.0f} ms"
 
 

@@ -62,7 +62,7 @@ function draw() {
   fill("answers", serving(report), happened(report), doing(report), room(report));
   fill("open", report.incidents.map(openIncident));
   fill("engines", report.services.map((service) => serviceOf(report, service)),
-    report.fixed?.length && h("p", { class: "waits", "data-key": "fixed" }, t("waits_daemon", { keys: report.fixed.join(", ") })));
+    report.fixed?.length > 0 && h("p", { class: "waits", "data-key": "fixed" }, t("waits_daemon", { keys: report.fixed.join(", ") })));
   fill("load-keys", report.engines.map((engine, i) => h("span", { class: "key", "data-colour": i }, h("i"), engine.name)));
   fill("load", ["rss", "kv", "requests", "tokens"].map((key) => loadOf(report, key)));
   cards(report);
