@@ -27,6 +27,7 @@ from vllm_watchdog.core.sampled import gpus_sampled, host_sampled, watch_metrics
 from vllm_watchdog.core.turn import Turn
 from vllm_watchdog.core.world import Engine, World
 
+NOT_RUN = frozenset({126, 127})     # a shell's word that its command can't be executed, or was not found
 BAD_HEALTH = frozenset({Health.DEAD, Health.REFUSED})
 
 
@@ -99,7 +100,10 @@ def _exited(turn: Turn, event: events.Exited) -> None:
         turn.change(engine.name, exit_code=event.code, ended=ended)
         if engine.life.charged:
             turn.failed(engine.name)
-        turn.sign(engine.name, Sign.EXIT)
+        never_ran = engine.phase is Phase.LOADING and event.code in NOT_RUN and not engine.cause
+        if never_ran:
+            turn.change(engine.name, cause="spawn_failed")
+        turn.sign(engine.name, Sign.EXIT, doom="spawn_failed" if never_ran else "")
 
 
 def _member_died(turn: Turn, event: events.MemberDied) -> None:

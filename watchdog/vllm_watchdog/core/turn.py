@@ -191,7 +191,7 @@ class Turn:
         """The failure of this generation joins, or opens, the service's incident."""
         engine = self.world.engine(name)
         why = reasons.why(engine)
-        last = () if engine.cause else reasons.last_words(engine.last_words)
+        last = () if engine.why else reasons.last_words(engine.last_words)
         self.explain(name, engine.blame, why)
         incident = self.symptom(name, engine.blame, Urgency.CRITICAL, why, last)
         if engine.blame == HANG and self.world.service(name).wanted == name:    # before a failover makes it another's turn
