@@ -15,7 +15,7 @@ from vllm_watchdog.core import boot, causes, events, incidents, liveness, operat
 from vllm_watchdog.core.blame import specificity
 from vllm_watchdog.core.commands import Command
 from vllm_watchdog.core.failures import Ended, filed
-from vllm_watchdog.core.follow import JUDGED, follow
+from vllm_watchdog.core.follow import follow
 from vllm_watchdog.core.incidents import REQUESTS_KEPT, Flight, Urgency
 from vllm_watchdog.core.logs import kernel_read, log_read
 from vllm_watchdog.core.phrases import filled, strung
@@ -25,7 +25,7 @@ from vllm_watchdog.core.reload import settled
 from vllm_watchdog.core.renew import renew
 from vllm_watchdog.core.sampled import gpus_sampled, host_sampled, watch_metrics
 from vllm_watchdog.core.turn import Turn
-from vllm_watchdog.core.world import Engine, World
+from vllm_watchdog.core.world import ROUTED, Engine, World
 
 NOT_RUN = frozenset({126, 127})     # a shell's word that its command can't be executed, or was not found
 BAD_HEALTH = frozenset({Health.DEAD, Health.REFUSED})
@@ -109,7 +109,7 @@ def _exited(turn: Turn, event: events.Exited) -> None:
 def _member_died(turn: Turn, event: events.MemberDied) -> None:
     """Only of what has come up, and is not being moved: while loading, processes come and go, and later they are stopped."""
     engine = _current(turn, event.mark)
-    if engine and engine.phase in JUDGED | {Phase.ASLEEP}:
+    if engine and engine.phase in ROUTED | {Phase.ASLEEP}:
         turn.say("engine.member_died", engine=event.mark, pid=event.pid, process=event.name)
         turn.change(engine.name, lost_at=event.at)
         class_ = "worker_died" if event.name.startswith("VLLM::Worker") else "engine_proc_died"
@@ -163,7 +163,7 @@ def _probed(turn: Turn, event: events.Probed) -> None:
     engine = turn.change(engine.name, health=event.health, ill_since=min(engine.ill_since, event.at) if bad else inf)
     if event.health is Health.OK:
         _answers(turn, engine, event)
-    elif bad and engine.phase in JUDGED | {Phase.ASLEEP} and event.at - engine.ill_since >= engine.plan.limits.dead_s:
+    elif bad and engine.phase in ROUTED | {Phase.ASLEEP} and event.at - engine.ill_since >= engine.plan.limits.dead_s:
         text = filled(causes.UNHEALTHY, health=event.health, s=f"{event.at - engine.ill_since:.0f}")
         turn.fault(engine.name, "api_unreachable", text)
 

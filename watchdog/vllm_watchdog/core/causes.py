@@ -111,7 +111,7 @@ STEPS = {
     "woken": T("woken", "唤醒"), "ready": T("ready", "就绪"), "failover": T("failover", "故障切换"),
     "failback": T("failback", "切回"), "lowered": T("lowered", "限流"), "operator": T("operator", "人工操作"),
     "paused": T("paused", "已暂停"), "left": T("left", "已停止"), "action": T("action", "动作"),
-    "in flight": T("in flight", "当时请求"), "waited": T("waited", "等待"),
+    "in flight": T("in flight", "当时请求"), "waited": T("waited", "等待"), "drill": T("drill", "演练"),
 }
 PHASES = {
     "stopped": T("stopped", "已停止"), "releasing": T("releasing", "等待显存"), "starting": T("starting", "启动中"),

@@ -20,9 +20,8 @@ from vllm_watchdog.core.sampled import GPUS_LOST, watches_of
 from vllm_watchdog.core.symptoms import Watch
 from vllm_watchdog.core.turn import HOST, Turn
 from vllm_watchdog.core.units import duration, time_of_day
-from vllm_watchdog.core.world import Engine, World, due_at
+from vllm_watchdog.core.world import ROUTED, Engine, World, due_at
 
-JUDGED = frozenset({Phase.SERVING, Phase.SUSPECT})
 ROUNDS = 8      # one failure can time out, settle, back off by nothing, pass the gate and spawn in one turn
 
 
@@ -91,7 +90,7 @@ def _gate(turn: Turn, name: str) -> None:
 
 def _judge(turn: Turn, name: str) -> None:
     engine = turn.world.engine(name)
-    if engine.phase not in JUDGED:
+    if engine.phase not in ROUTED:
         return
     life = liveness.judge(engine.pulse)
     if life is Life.QUIET or (life is Life.BLIND and _blind_long_enough(engine, turn.at)):
@@ -107,7 +106,7 @@ def _blind_long_enough(engine: Engine, at: float) -> bool:
 
 def _ask(turn: Turn, engine: Engine) -> None:
     limits = engine.plan.limits
-    if engine.phase in JUDGED and liveness.due(engine.pulse, turn.at, limits):
+    if engine.phase in ROUTED and liveness.due(engine.pulse, turn.at, limits):
         turn.change(engine.name, pulse=liveness.asked(engine.pulse, turn.at))
         turn.do(Ask(engine.mark, limits.probe_s))
 
@@ -154,7 +153,7 @@ def _lower(turn: Turn, service: Service, watches: tuple[Watch, ...]) -> None:
 def _limit(world: World, service: Service) -> int | None:
     """What the service can be lowered to now: only a primary that serves has requests to be spared."""
     primary = world.engine(service.name)
-    if service.backup is None or primary.phase not in JUDGED:
+    if service.backup is None or primary.phase not in ROUTED:
         return None
     return lowering.limit(primary.plan, world.engine(service.backup).plan)
 
@@ -215,7 +214,7 @@ def _facts(turn: Turn, service: Service) -> Facts:
     stuck = lost_card or primary.phase is Phase.WEDGED
     return replace(
         facts,
-        down=any(at > counts_from for at in serving.life.failures[-1:]) and serving.phase not in JUDGED,
+        down=any(at > counts_from for at in serving.life.failures[-1:]) and serving.phase not in ROUTED,
         primary_serves=primary.phase is Phase.SERVING,
         standby_ready=standby.ready(service, backup),
         fit=gate.fit_together(primary.plan, backup.plan),
@@ -244,7 +243,7 @@ def _outages(turn: Turn) -> None:
         if incident.service == HOST or incident.wall_resolved is not None:
             continue
         engine = turn.world.engine(turn.world.service(incident.service).wanted)
-        if turn.world.stopping or engine.phase in JUDGED:
+        if turn.world.stopping or engine.phase in ROUTED:
             incident = incidents.up(incident, turn.at)
         elif not (engine.adopted and engine.phase is Phase.LOADING):     # it may serve all the time: the next look tells
             incident = incidents.down(incident, turn.at)

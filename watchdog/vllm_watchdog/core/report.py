@@ -7,14 +7,13 @@ from typing import Any
 
 from vllm_watchdog.core import liveness
 from vllm_watchdog.core.failover import Service
-from vllm_watchdog.core.follow import JUDGED
 from vllm_watchdog.core.leaks import Growth
 from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
 from vllm_watchdog.core.units import DAY_S
-from vllm_watchdog.core.world import Engine, World, routed
+from vllm_watchdog.core.world import ROUTED, Engine, World, routed
 
 CLASSES = {"rss": "rss_leak", "fds": "fd_leak", "vram": "vram_growth"}      # that a growth is a symptom of
 NO_PROCESS = Unknown(0.0, "no process")
@@ -112,7 +111,7 @@ def _engine(world: World, engine: Engine) -> dict[str, Any]:
         "since": _wall(world, engine.since),
         "ready": _wall(world, engine.ready_at),
         "next_try": _wall(world, engine.life.deadline) if engine.phase is Phase.BACKOFF else None,
-        "life": liveness.judge(engine.pulse).value if engine.phase in JUDGED else None,
+        "life": liveness.judge(engine.pulse).value if engine.phase in ROUTED else None,
         "health": engine.health.value if engine.health else None,
         "probe": engine.pulse.unprovable or "ok",
         "failures": len(engine.life.failures),

@@ -20,7 +20,7 @@ from vllm_watchdog.core.symptoms import Counter, Watch
 
 NOT_YET = Unknown(0.0, "not sampled yet")
 RESTARTS_KEPT = 500     # by the state file; a day of one engine that is held and started again each time its budget is spent
-ROUTED = frozenset({Phase.SERVING, Phase.SUSPECT})      # a suspect may be busy: it keeps the route until it is judged
+ROUTED = frozenset({Phase.SERVING, Phase.SUSPECT})      # whose life is judged: a suspect may be busy, and keeps the route
 
 
 @dataclass(frozen=True, slots=True)
