@@ -40,6 +40,7 @@ from vllm_watchdog.app.voice import Voice
 from vllm_watchdog.cgroup import Groups, NoGroupsError, claim
 from vllm_watchdog.config import ROUTE_FILE, Settings
 from vllm_watchdog.core import commands as c
+from vllm_watchdog.core import story
 from vllm_watchdog.core.events import Booted, Event, HostSampled, Reloaded, StopAsked
 from vllm_watchdog.core.plan import Plan
 from vllm_watchdog.core.totals import Totals
@@ -96,7 +97,6 @@ class Daemon:
         self._shown: tuple[World, Totals] = (World(), Totals())
         self._folded = threading.Event()    # there is a world to show
         self._lag_s = 0.0
-        self._profiles = {name: settings.profile(name) for name in settings.engines}
         self._saved: Any = None
         self._parts: list[Part] = []
         self._tell()
@@ -215,6 +215,7 @@ class Daemon:
             booted = Booted(
                 at=time.monotonic(), plan=self.settings.plan(host_seed()), wall_offset=time.time() - time.monotonic(),
                 boot_id=boot_id(), memory=memory, survivors=survey(self.instance, index),
+                supervised=self.notifier.address is not None,
             )
             self.reload.adopt(booted.survivors)
             threading.excepthook = self._crash
@@ -268,7 +269,7 @@ class Daemon:
         starts waits for the first one: an empty world would look like an outage."""
         self._folded.wait(FIRST_S)
         world, totals = self._shown
-        return document(world, totals, self._profiles, self.engines.stage) | {
+        return document(world, totals, self.reload.profile, self.engines.stage) | {
             "alerts": [asdict(state) for state in self.alerting.states()],
             "pid": os.getpid(),
             "daemon": {
@@ -291,7 +292,8 @@ class Daemon:
         if command.kind != "resolved":      # which the core says itself
             news = incident.failures[-1] if command.kind == "worsened" and incident.failures else incident
             self.say(f"incident.{command.kind}", incident=incident.id, urgency=incident.urgency, class_=news.class_,
-                     text=incident.page or news.text)
+                     text=incident.page or news.text,
+                     text_zh=story.paged(incident).zh or news.words.zh)
 
     def _apply(self, settings: Settings, plan: Plan) -> None:
         """In the thread of whoever asked."""

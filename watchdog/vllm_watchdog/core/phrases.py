@@ -66,7 +66,7 @@ THEN = T("Flags stand in `args` of {places} in the configuration. After a change
          "无论是否改过，都再执行 {commands}，其他引擎不受影响。")
 PLACE = T("[engines.{engine}]", "[engines.{engine}]")
 LET_GO = T("`llm-watchdog restart {engine}`", "`llm-watchdog restart {engine}`")
-AND = T(" and ", " 和 ")
+AND, COMMA = T(" and ", " 和 "), T(", ", "、")
 LEFT = T("Not resolved: the watchdog was stopped by an operator, its engines with it; it goes on when the watchdog starts "
          "again.",
          "未恢复：watchdog 已被运维人员停止，引擎随之停止；下次启动后继续。")
@@ -271,22 +271,30 @@ def filled(text: Text, /, **blanks: Any) -> Text:
     return Text(said("en"), said("zh"))
 
 
+NOTHING = T("", "")
+
+
+def strung(texts: Iterable[Text], between: Text = NOTHING) -> Text:
+    """One after the other."""
+    told = tuple(texts)
+    return Text(between.en.join(text.en for text in told), between.zh.join(text.zh for text in told))
+
+
 def joined(texts: Iterable[Text]) -> Text:
     """Several sentences as one."""
-    told = tuple(texts)
-    return Text("; ".join(text.en for text in told), "；".join(text.zh for text in told))
+    return strung(texts, T("; ", "；"))
 
 
 def listed(texts: Iterable[Text]) -> Text:
     """One, two and three, as a list."""
-    told = tuple(texts)
-    return Text(AND.en.join(text.en for text in told), AND.zh.join(text.zh for text in told))
+    return strung(texts, AND)
 
 
 def worded(name: str, fields: Mapping[str, Any]) -> Text | None:
-    """An event in words; None for one that has no phrase (yet): its fields are shown as they are."""
+    """An event in words; None for one that has no phrase (yet): its fields are shown as they are.  `x_zh`: x in Chinese."""
     known = EVENTS.get(name)
     if known is None:
         return None
-    told = filled(known, **fields)
+    told = filled(known, **{key: Text(value, fields[f"{key}_zh"]) if f"{key}_zh" in fields else value
+                            for key, value in fields.items()})
     return Text(" ".join(told.en.split()), " ".join(told.zh.split()))
