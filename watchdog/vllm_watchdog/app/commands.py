@@ -108,6 +108,17 @@ def demo(options: argparse.Namespace) -> int:
     return demo(sys.stdout, keep=options.keep)
 
 
+def drill(options: argparse.Namespace) -> int:
+    from vllm_watchdog.app.drill.command import Wish, drill, listing
+
+    if options.list:
+        print(listing())
+        return 0
+    wish = Wish(tuple(options.names), options.all, options.sandbox, options.service, options.yes, options.force,
+                options.json, options.report)
+    return drill(wish, lambda: _settings(options), sys.stdout, input if sys.stdin.isatty() else None)
+
+
 def replay(options: argparse.Namespace) -> int:
     from vllm_watchdog.app.replay import parsed, replay
     from vllm_watchdog.tell.journal import files
