@@ -61,10 +61,11 @@ class Drill:
         self.site, self.fault, self.tell = site, fault, tell
         doc = site.status()
         self.channels = len(doc["alerts"])
-        self.pace: Pace = pace(site.plan, site.service, doc["totals"]["loads"])
         self.said = Said(site.journal)
+        self.pace: Pace = pace(site.plan, site.service, self.said.loads())
         self.load = self._load()
         self.began = self.ended = 0.0
+        self._named: set[str] = set()       # incidents that are known to be a drill
 
     def _load(self) -> Load | None:
         """None: there is no gateway."""
@@ -125,6 +126,7 @@ class Drill:
         while time.monotonic() < end:
             if true():
                 return True
+            self._own_up()
             time.sleep(LOOK_S)
         if failing:
             raise NotHereError(f"{failing} within {limit:.0f} s")
@@ -137,6 +139,7 @@ class Drill:
         asked, end = float("-inf"), time.monotonic() + limit
         while time.monotonic() < end:
             doc = self.site.report()
+            self._own_up()
             if doc and not unfit(doc, self.site.service) and self._told() and self._saved():
                 return True
             if doc and time.monotonic() - asked > ASK_AGAIN_S and self._turned(doc):
@@ -147,6 +150,13 @@ class Drill:
         for reason in unfit(doc, self.site.service) if doc else ("the daemon does not answer",):
             self.tell(f"  still not as it was: {reason}")
         return False
+
+    def _own_up(self) -> None:
+        """Tells the daemon of each incident that it is a drill's, while it is open."""
+        for incident in self._incidents():
+            if incident not in self._named:
+                self._named.add(incident)
+                self.site.drilled(incident, self.fault.name)
 
     def _ask(self, verb: str) -> None:
         try:

@@ -13,6 +13,9 @@ from typing import Any
 
 from vllm_watchdog.tell.journal import files
 
+SAY, READY = b'"say":', b'"say":"engine.ready"'
+RECENT = 3              # files of the journal, of 64 MiB at most
+
 Line = dict[str, Any]
 
 
@@ -43,6 +46,16 @@ class Said:
     def all(self, name: str, since: float) -> Iterator[Line]:
         return (line for line in self.lines if line["say"] == name and line["at"] >= since)
 
+    def loads(self) -> dict[str, float]:
+        """How long each engine took to load when that was last seen, in seconds; the journal outlives its daemons."""
+        found = {}
+        for path in self._files()[-RECENT:]:
+            with suppress(OSError), path.open("rb") as file:
+                for data in file:
+                    if READY in data and (line := _line(data)):
+                        found[line["engine"].partition("#")[0]] = float(line["after_s"])
+        return found
+
     def _files(self) -> tuple[Path, ...]:
         try:
             return files(self._folder)
@@ -56,7 +69,13 @@ class Said:
             if not data.endswith(b"\n"):
                 break               # the rest of it is still being written
             self._offsets[inode] = self._offsets.get(inode, 0) + len(data)
-            if b'"say":' in data:
-                with suppress(ValueError):
-                    line = json.loads(data)
-                    self.lines += [line] if "say" in line else []
+            if SAY in data and (line := _line(data)):
+                self.lines.append(line)
+
+
+def _line(data: bytes) -> Line | None:
+    try:
+        line = json.loads(data)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) and "say" in line else None

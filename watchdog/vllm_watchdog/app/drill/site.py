@@ -76,6 +76,11 @@ class Site:
         """An operator's wish; a refusal is an answer.  Raises Unreachable."""
         return call(self.socket, {"verb": verb} | fields, OPERATOR_S)
 
+    def drilled(self, incident: str, fault: str) -> None:
+        """Tells the daemon that it was us, for its history alone."""
+        with suppress(Unreachable):
+            call(self.socket, {"verb": "drilled", "incident": incident, "fault": fault}, ASK_S)
+
     def incident_class(self, incident: str) -> str:
         """What an incident is called by now; empty where nobody tells."""
         with suppress(Unreachable):
