@@ -37,8 +37,9 @@ class Pace:
 
     def noticed_s(self, fault: Fault) -> float:
         """Within how long the watchdog notices."""
-        return {Sees.EXIT: EXIT_S, Sees.HANG: self.hang_s, Sees.NEXT: NEXT_S, Sees.GPU: SILENT_S, Sees.NONE: 0.0,
-                Sees.WAIT: self.release_s, Sees.START: self.stop_s + self.start_s}[fault.sees]
+        return fault.takes_s + {
+            Sees.EXIT: EXIT_S, Sees.HANG: self.hang_s, Sees.NEXT: NEXT_S, Sees.GPU: SILENT_S, Sees.NONE: 0.0,
+            Sees.WAIT: self.release_s, Sees.START: self.stop_s + self.start_s}[fault.sees]
 
     def saved_s(self, fault: Fault) -> float:
         """Within how long evidence is written."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-NEXT_S = 10.0           # systemd starts what died after 1 s; Python and a survey take the rest
+NEXT_S = 15.0           # systemd starts what died after 1 s; Python on busy processors and a survey take the rest
 
 
 class Part(StrEnum):
@@ -57,7 +57,8 @@ class Gap(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`signs`: journal lines that tell of it, the first one counts; `NAME CLASS` where the class matters.
+    """`signs`: journal lines that tell of it, the first one counts; `NAME CLASS` where the class matters.  `takes_s`: from
+    the blow until it tells.
 
     `incident`: the class that its incident must have, "*" for any, "" where there must be none;
     `also`: classes of others that may open beside it.  `lost`: requests that may
@@ -70,6 +71,7 @@ class Fault:
     sees: Sees
     signs: tuple[str, ...] = ()
     ends: Ends = Ends.SERVED
+    takes_s: float = 0.0
     lasts_s: float = 0.0
     gap: Gap = Gap.REPLACED
     lost: int | None = 0
@@ -115,7 +117,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("vram-taken", "a neighbour takes the rest of the card, then SIGKILL to the engine core", Part.CARD, Sees.WAIT,
           ("incident.worsened",), ends=Ends.NOTICED, incident="vram_held", sandbox=True),
     Fault("host-oom", "the engine core outgrows a small memory control group, and the kernel ends it", Part.CORE, Sees.EXIT,
-          ENDED, sandbox=True),
+          ENDED, takes_s=5.0, sandbox=True),
     Fault("port-taken", "an operator restarts the primary, and a stranger listens on its port first", Part.API, Sees.START,
           ("engine.spawn_failed",), incident="port_stranger", sandbox=True),
     Fault("bad-flag", "a flag that vLLM does not know comes into the configuration, and the primary is restarted",

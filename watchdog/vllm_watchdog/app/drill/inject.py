@@ -8,8 +8,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping
 
+from vllm_watchdog.app.drill.guard import Guard
 from vllm_watchdog.app.drill.perform import Undo
-from vllm_watchdog.app.drill.site import NotHereError, Site, Victim, continued
+from vllm_watchdog.app.drill.site import NotHereError, Site, Victim
 from vllm_watchdog.core.drills import Part
 
 
@@ -19,9 +20,14 @@ def nothing() -> None:
 
 def struck(site: Site, part: Part, number: signal.Signals) -> Victim:
     victim = site.victim(part)
+    strike(site, victim, number)
+    return victim
+
+
+def strike(site: Site, victim: Victim, number: signal.Signals) -> None:
+    """Raises NotHereError."""
     if not site.signalled(victim, number):
         raise NotHereError(f"{victim.name} has gone, or may not be signalled by us")
-    return victim
 
 
 def kill(part: Part, number: signal.Signals = signal.SIGKILL) -> Callable[[Site], Undo]:
@@ -36,8 +42,10 @@ def kill(part: Part, number: signal.Signals = signal.SIGKILL) -> Callable[[Site]
 
 def stop(part: Part) -> Callable[[Site], Undo]:
     def inject(site: Site) -> Undo:
-        victim = struck(site, part, signal.SIGSTOP)
-        return lambda: continued(victim)
+        victim = site.victim(part)
+        guard = Guard(victim.who)
+        strike(site, victim, signal.SIGSTOP)
+        return guard.release
 
     return inject
 
@@ -48,7 +56,7 @@ def both(first: Part, second: Part) -> Callable[[Site], Undo]:
         site.supervised(first)
         victims = site.victim(first), site.victim(second)
         for victim in victims:
-            site.signalled(victim, signal.SIGKILL)
+            strike(site, victim, signal.SIGKILL)
         return nothing
 
     return inject

@@ -19,11 +19,12 @@ from pathlib import Path
 
 import requests
 
-from vllm_watchdog.app.drill.inject import nothing, struck
+from vllm_watchdog.app.drill.guard import Guard
+from vllm_watchdog.app.drill.inject import nothing, strike, struck
 from vllm_watchdog.app.drill.perform import Undo
 from vllm_watchdog.app.drill.sandbox import CARD_BYTES, PRIMARY, Sandbox
 from vllm_watchdog.app.drill.sandbox_daemon import CLOCK
-from vllm_watchdog.app.drill.site import NotHereError, continued
+from vllm_watchdog.app.drill.site import NotHereError
 from vllm_watchdog.core.drills import Part
 from vllm_watchdog.procfs import ProcId, alive
 
@@ -113,8 +114,9 @@ def port_taken(box: Sandbox) -> Undo:
     port = box.serving()["port"]
     stranger = socket.socket()
     stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    guard = Guard(daemon.who)
     restarted(box)
-    box.signalled(daemon, signal.SIGSTOP)
+    strike(box, daemon, signal.SIGSTOP)
     try:
         gone(api.who)
         stranger.bind(("127.0.0.1", port))
@@ -123,35 +125,31 @@ def port_taken(box: Sandbox) -> Undo:
         stranger.close()
         raise NotHereError(f"port {port} can't be taken: {error.strerror}") from None
     finally:
-        continued(daemon)
+        guard.release()
 
-    def undo() -> None:
-        stranger.close()
-        restarted(box)
-
-    return undo
+    return stranger.close
 
 
 def bad_flag(box: Sandbox) -> Undo:
     def change(bad: bool) -> None:
         box.configure(bad_flag=bad)
         box.ask("reload")
-        restarted(box)
 
     change(bad=True)
+    restarted(box)
     return lambda: change(bad=False)
+
+
+def moved(here: Path, there: Path) -> None:
+    here.rename(there)
 
 
 def model_removed(box: Sandbox) -> Undo:
     away = box.models / "away"
     (box.models / PRIMARY).rename(away)
 
-    def undo() -> None:
-        away.rename(box.models / PRIMARY)
-        restarted(box)
-
     restarted(box)
-    return undo
+    return lambda: moved(away, box.models / PRIMARY)
 
 
 def disk_full(box: Sandbox) -> Undo:

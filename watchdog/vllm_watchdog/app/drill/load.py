@@ -18,7 +18,6 @@ CLIENTS = 4
 PAUSE_S = 0.02          # between two requests of a client
 TOKENS = 4
 BEYOND_S = 30.0         # a held request is given up by the gateway; one that runs has this long on top
-REACH_S = 5.0
 PROMPT = "A drill of the watchdog asks for a word."
 
 
@@ -81,13 +80,3 @@ class Load:
                     ok = False
                 self.answers.append(Answer(began, time.monotonic(), ok))
 
-
-def reaches(url: str) -> bool:
-    """Does somebody answer there?"""
-    with requests.Session() as session:
-        session.trust_env = False
-        try:
-            session.get(f"{url}/health", timeout=REACH_S)
-        except requests.RequestException:
-            return False
-        return True

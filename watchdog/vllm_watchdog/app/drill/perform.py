@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vllm_watchdog.app.drill.load import Load, reaches
+from vllm_watchdog.app.drill.load import Load
 from vllm_watchdog.app.drill.said import Said
 from vllm_watchdog.app.drill.site import NotHereError, Site
 from vllm_watchdog.core.drill_verdict import Check, Observed, Pace, judge, pace, unfit
-from vllm_watchdog.core.drills import Ends, Fault
+from vllm_watchdog.core.drills import Ends, Fault, Part
 from vllm_watchdog.proc import alive, marked
 from vllm_watchdog.procfs import identify
 from vllm_watchdog.tell.client import Unreachable
@@ -64,32 +64,35 @@ class Drill:
         self.said = Said(site.journal)
         self.pace: Pace = pace(site.plan, site.service, self.said.loads())
         self.load = self._load()
-        self.began = self.ended = 0.0
+        # From `since` on incidents are ours; `began` is the blow, from which seconds count; with `ended` the load ends.
+        self.since, self.began, self.ended = float("inf"), 0.0, 0.0
         self._named: set[str] = set()       # incidents that are known to be a drill
 
     def _load(self) -> Load | None:
         """None: there is no gateway."""
         plan = self.site.settings.gateway_plan()
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(plan.host, plan.host)     # noqa: S104 - asked, not bound
-        url = f"http://{host}:{plan.port}"
-        if not reaches(url):
-            self.tell(f"  no gateway answers on {url}: what clients see is not measured")
+        try:
+            self.site.victim(Part.GATEWAY)
+        except NotHereError as error:
+            self.tell(f"  {error}: what clients see is not measured")
             return None
         launch = self.site.launches[self.site.service]
-        return Load(url, launch.model, launch.api_key.get_secret_value() if launch.api_key else None, plan.hold_s)
+        key = launch.api_key.get_secret_value() if launch.api_key else None
+        return Load(f"http://{host}:{plan.port}", launch.model, key, plan.hold_s)
 
     # -- one run
 
     def run(self, inject: Inject) -> Result:
         limit = self.pace.limit_s(self.fault)
-        began = time.monotonic()
+        started = time.monotonic()
         with ExitStack() as stack:
             if self.load:
                 stack.enter_context(self.load)
                 self._until(lambda: self.load is None or self.load.answered(0.0), WARM_S, "the clients got no answer")
-            self.began = time.monotonic()
+            self.since = time.monotonic()
             undo = inject(self.site)
-            self.began = max(self.began, self.site.struck_at)
+            self.began = max(self.since, self.site.struck_at)
             self.tell(f"  injected; waiting for at most {limit:.0f} s")
             try:
                 self._until_it_ends(limit)
@@ -99,7 +102,7 @@ class Drill:
             self._served(undone, limit)
         self.ended = time.monotonic()
         back = self._settled(limit)
-        return self._result(self._observed(back, began))
+        return self._result(self._observed(back, started))
 
     def _until_it_ends(self, limit: float) -> None:
         """Until the fault has lasted as long as it should."""
@@ -135,17 +138,16 @@ class Drill:
     # -- afterwards
 
     def _settled(self, limit: float) -> bool:
-        """Waits until every engine is as it was; asks for the failback where the backup serves."""
+        """Waits until every engine is as it was; asks for what an operator would ask for."""
         asked, end = float("-inf"), time.monotonic() + limit
         while time.monotonic() < end:
             doc = self.site.report()
             self._own_up()
             if doc and not unfit(doc, self.site.service) and self._told() and self._saved():
                 return True
-            if doc and time.monotonic() - asked > ASK_AGAIN_S and self._turned(doc):
-                self.tell("  the backup serves: asking for the failback")
+            if doc and time.monotonic() - asked > ASK_AGAIN_S and (verb := self._remedy(doc)):
                 asked = time.monotonic()
-                self._ask("failback")
+                self._ask(verb)
             time.sleep(CALM_S)
         for reason in unfit(doc, self.site.service) if doc else ("the daemon does not answer",):
             self.tell(f"  still not as it was: {reason}")
@@ -160,15 +162,17 @@ class Drill:
 
     def _ask(self, verb: str) -> None:
         try:
-            self.tell(f"  {self.site.ask(verb, engine=self.site.service)['text']}")
+            self.tell(f"  {verb} {self.site.service}: {self.site.ask(verb, engine=self.site.service)['text']}")
         except Unreachable as error:
             self.tell(f"  {error}")
 
-    def _turned(self, doc: dict[str, Any]) -> bool:
-        """The backup serves, the incident is over, and the primary can come back."""
-        phases = {engine["name"]: engine["phase"] for engine in doc["engines"]}
-        side = next((each["side"] for each in doc["services"] if each["name"] == self.site.service), "")
-        return side == "backup" and not doc["incidents"] and phases[self.site.service] in ("stopped", "serving")
+    def _remedy(self, doc: dict[str, Any]) -> str:
+        """A primary that is held is let go; one that the backup serves for comes back when the incident is over."""
+        phase = next(engine["phase"] for engine in doc["engines"] if engine["name"] == self.site.service)
+        side = next(each["side"] for each in doc["services"] if each["name"] == self.site.service)
+        if phase == "held":
+            return "restart"
+        return "failback" if side == "backup" and not doc["incidents"] and phase in ("stopped", "serving") else ""
 
     def _told(self) -> bool:
         """Every alert of ours has arrived."""
@@ -182,32 +186,32 @@ class Drill:
 
     def _evidence_at(self) -> float | None:
         ids = self._incidents()
-        return next((line["at"] for line in self.said.all("evidence.done", self.began) if line["incident"] in ids), None)
+        return next((line["at"] for line in self.said.all("evidence.done", self.since) if line["incident"] in ids), None)
 
     def _incidents(self) -> list[str]:
         self.said.read()
-        return [line["incident"] for line in self.said.all("incident.opened", self.began)]
+        return [line["incident"] for line in self.said.all("incident.opened", self.since)]
 
     def _delivered(self, incident: str) -> list[str]:
-        return [line["kind"] for line in self.said.all("alert.delivered", self.began) if line["incident"] == incident]
+        return [line["kind"] for line in self.said.all("alert.delivered", self.since) if line["incident"] == incident]
 
-    def _observed(self, back: bool, began: float) -> Observed:
+    def _observed(self, back: bool, started: float) -> Observed:
         time.sleep(NOTE_S)
-        incidents, load, since = self._incidents(), self.load, self.began
+        incidents, load, began = self._incidents(), self.load, self.began
         evidence = self._evidence_at()
-        sign, asked = self.said.first(self.fault.signs, since), []
+        sign, asked = self.said.first(self.fault.signs, began), []
         if load:
-            asked = [answer for answer in load.answers if answer.ended > since]
+            asked = [answer for answer in load.answers if answer.ended > began]
         orphans, left = self._left_over()
         kinds = [kind for each in incidents for kind in self._delivered(each)]
         return Observed(
-            detected_s=sign["at"] - since if sign else None,
-            evidence_s=evidence - since if evidence is not None else None,
-            gap_s=load.gap_s(since, self.ended) if load else None,
-            slowest_s=load.slowest_s(since) if load else 0.0,
+            detected_s=sign["at"] - began if sign else None,
+            evidence_s=max(evidence - began, 0.0) if evidence is not None else None,
+            gap_s=load.gap_s(began, self.ended) if load else None,
+            slowest_s=load.slowest_s(began) if load else 0.0,
             asked=len(asked), lost=sum(not answer.ok for answer in asked), orphans=orphans, vram_left_bytes=left,
             incidents=tuple(self.site.incident_class(each) for each in incidents),
-            alerts=", ".join(dict.fromkeys(kinds)), channels=self.channels, back=back, took_s=time.monotonic() - began,
+            alerts=", ".join(dict.fromkeys(kinds)), channels=self.channels, back=back, took_s=time.monotonic() - started,
         )
 
     def _left_over(self) -> tuple[int, int | None]:

@@ -17,11 +17,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from vllm_watchdog.app.drill.load import reaches
 from vllm_watchdog.app.drill.sandbox_daemon import KMSG, shortened
-from vllm_watchdog.app.drill.site import Site
+from vllm_watchdog.app.drill.site import NotHereError, Site
 from vllm_watchdog.app.throwaway import STEP_S, Throwaway, free_port
 from vllm_watchdog.config_load import load
+from vllm_watchdog.core.drills import Part
 
 AGAIN_S = 0.1           # systemd would take RestartSec=1
 CARD_BYTES = 80 << 30
@@ -141,7 +141,12 @@ class Sandbox(Site):
         self._watch.start()
         self.house.serving(PRIMARY)
         self.house.until(lambda: self._phase(BACKUP) == "asleep", "the standby does not fall asleep")
-        self.house.until(lambda: reaches(f"http://127.0.0.1:{self._ports['gateway_port']}"), "the gateway does not answer")
+        self.house.until(self._gated, "the gateway does not listen")
+
+    def _gated(self) -> bool:
+        with suppress(NotHereError):
+            return bool(self.victim(Part.GATEWAY))
+        return False
 
     def _phase(self, name: str) -> str:
         doc: dict[str, Any] = self.report() or {"engines": []}

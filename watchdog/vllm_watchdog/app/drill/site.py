@@ -158,10 +158,3 @@ class Site:
                 return False
             self.struck_at = time.monotonic()
             return deliver(fd, number)
-
-
-def continued(victim: Victim) -> None:
-    """Whoever still lives of the one that we stopped goes on: by PID and start time alone, for it was proved then."""
-    with holding(victim.who) as fd:
-        if fd is not None:
-            deliver(fd, signal.SIGCONT)
