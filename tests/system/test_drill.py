@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.harness import HASTY, Doc, Receiver, Watchdog, engine, free_port
+from tests.system.harness import HASTY, WITHIN_S, Doc, Receiver, Watchdog, engine, free_port
 
 from vllm_watchdog.core.drills import FAULTS
 from vllm_watchdog.procfs import pids, read
@@ -84,6 +86,11 @@ def test_without_a_daemon_there_is_no_drill(tmp_path: Path) -> None:
 
 # -- the sandbox
 
+def of(folder: Path) -> list[int]:
+    """The processes of a sandbox, by what shows its folder."""
+    return [pid for pid in pids() if str(folder).encode() in read(pid, "environ") + read(pid, "cmdline")]
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Of a short name: a socket's path may be 107 bytes long."""
@@ -108,4 +115,21 @@ def test_every_fault_keeps_its_promises_in_the_sandbox_and_nothing_is_left_behin
     assert done.returncode == 0
     assert report.read_text("utf-8").count("<svg") == sum(not result["skipped"] for result in results)
     assert list(folder.iterdir()) == [report]
-    assert not [pid for pid in pids() if str(folder).encode() in read(pid, "environ") + read(pid, "cmdline")]
+    assert not of(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_drill_that_is_ended_in_the_middle_leaves_no_process(folder: Path, number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-m", "vllm_watchdog.app.cli", "drill", "engine-core-stop", "--sandbox", "--yes"],
+                          stdout=subprocess.PIPE, text=True, env={"TMPDIR": str(folder), "PATH": "/usr/bin:/bin"}) as drill:
+        assert drill.stdout
+        assert any("injected" in line for line in drill.stdout)
+        assert len(of(folder)) > 5
+        drill.send_signal(number)
+        drill.wait(WITHIN_S)
+        end = time.monotonic() + WITHIN_S
+        while left := of(folder):
+            assert time.monotonic() < end, left
+            time.sleep(0.1)
+    assert list(folder.iterdir()) == [] or number is signal.SIGKILL

@@ -40,6 +40,7 @@ class Load:
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._ask, name=f"client-{n}", daemon=True) for n in range(CLIENTS)]
         self.answers: list[Answer] = []
+        self.last = "nothing"       # what came of the last request
 
     def __enter__(self) -> Load:
         for thread in self._threads:
@@ -74,9 +75,10 @@ class Load:
             while not self._over.wait(PAUSE_S):
                 began = time.monotonic()
                 try:
-                    ok = session.post(self._url, json=self._body, headers=self._headers,
-                                      timeout=self._timeout_s).status_code == requests.codes.ok
-                except requests.RequestException:
-                    ok = False
+                    status = session.post(self._url, json=self._body, headers=self._headers,
+                                          timeout=self._timeout_s).status_code
+                    ok, self.last = status == requests.codes.ok, f"HTTP {status}"
+                except requests.RequestException as error:
+                    ok, self.last = False, type(error).__name__
                 self.answers.append(Answer(began, time.monotonic(), ok))
 

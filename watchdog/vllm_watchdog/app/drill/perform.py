@@ -89,7 +89,7 @@ class Drill:
         with ExitStack() as stack:
             if self.load:
                 stack.enter_context(self.load)
-                self._until(lambda: self.load is None or self.load.answered(0.0), WARM_S, "the clients got no answer")
+                self._warm(self.load)
             self.since = time.monotonic()
             undo = inject(self.site)
             self.began = max(self.since, self.site.struck_at)
@@ -124,15 +124,18 @@ class Drill:
         self.said.read()
         return self.said.first(self.fault.signs, self.began)
 
-    def _until(self, true: Callable[[], bool], limit: float, failing: str = "") -> bool:
+    def _warm(self, load: Load) -> None:
+        if not self._until(lambda: load.answered(0.0), WARM_S):
+            lacks = "; engines.*.api_key is not where this user can read it" if load.last == "HTTP 401" else ""
+            raise NotHereError(f"the clients got no answer within {WARM_S:.0f} s, the last was {load.last}{lacks}")
+
+    def _until(self, true: Callable[[], bool], limit: float) -> bool:
         end = time.monotonic() + limit
         while time.monotonic() < end:
             if true():
                 return True
             self._own_up()
             time.sleep(LOOK_S)
-        if failing:
-            raise NotHereError(f"{failing} within {limit:.0f} s")
         return False
 
     # -- afterwards

@@ -26,8 +26,9 @@ from vllm_watchdog.core.drills import Part
 AGAIN_S = 0.1           # systemd would take RestartSec=1
 CARD_BYTES = 80 << 30
 PRIMARY, BACKUP, MODEL = "primary", "backup", "stand-in"
-DAEMON = (sys.executable, "-m", "vllm_watchdog.app.drill.sandbox_daemon", "--leave-with-parent")
-GATEWAY = (sys.executable, "-m", "vllm_watchdog.app.cli", "gateway")
+LEASHED = (sys.executable, "-m", "vllm_watchdog.app.drill.leash")
+DAEMON = (*LEASHED, "vllm_watchdog.app.drill.sandbox_daemon")
+GATEWAY = (*LEASHED, "vllm_watchdog.app.cli", "gateway")
 
 CONFIG = """
 [daemon]

@@ -1,7 +1,7 @@
 """The sandbox's daemon: the real one, with the limits that no configuration key sets cut short, so that nobody waits a
 minute for what a drill can show in a second, and with a wall clock and a kernel log that a drill may tamper with.
 
-    python -m vllm_watchdog.app.drill.sandbox_daemon [--leave-with-parent] --config FOLDER/config.toml
+    python -m vllm_watchdog.app.drill.sandbox_daemon --config FOLDER/config.toml
 
 `FOLDER/clock` holds the seconds by which the wall clock is wrong, `FOLDER/kmsg` is a FIFO; neither needs to be there.
 """
@@ -9,9 +9,7 @@ minute for what a drill can show in a second, and with a wall clock and a kernel
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +23,6 @@ from vllm_watchdog.config_load import load
 from vllm_watchdog.core.plan import Plan
 from vllm_watchdog.sense.kernel import open_kmsg
 
-PR_SET_PDEATHSIG = 1        # prctl.h
 CLOCK, KMSG = "clock", "kmsg"
 
 
@@ -68,16 +65,7 @@ def main(config: Path, shorten: Callable[[Plan], Plan] = shortened) -> int:
     return Daemon(again(), again, wall, kernel_log).run()
 
 
-def leave_with_parent() -> None:
-    """A clean stop when the thread that started us ends, however it does."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--leave-with-parent", action="store_true")
     parser.add_argument("--config", type=Path, required=True)
-    options = parser.parse_args()
-    if options.leave_with_parent:
-        leave_with_parent()
-    sys.exit(main(options.config))
+    sys.exit(main(parser.parse_args().config))
