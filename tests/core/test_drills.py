@@ -12,6 +12,7 @@ from tests.core.scenes import plan
 from vllm_watchdog.core.catalog import CATALOG
 from vllm_watchdog.core.drill_verdict import BUSY_OVER, Observed, Pace, judge, pace, unfit
 from vllm_watchdog.core.drills import FAULTS, Ends, Fault, Part, Sees
+from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.phrases import EVENTS
 from vllm_watchdog.core.plan import Limits, Standby
 
@@ -43,7 +44,7 @@ def test_a_fault_says_how_it_is_noticed_and_when_it_ends(fault: Fault) -> None:
     assert bool(fault.signs) == (fault.sees is not Sees.NONE)
     assert fault.lasts_s > 0 or fault.ends is not Ends.LATER
     for name, *class_ in (sign.split(" ") for sign in fault.signs):
-        assert name in EVENTS and all(word in CATALOG for word in class_)
+        assert name in EVENTS and all(word in (*CATALOG, *Urgency) for word in class_)
     assert fault.incident in ("", "*") or fault.incident in CATALOG
     assert all(class_ in CATALOG for class_ in fault.also)
 

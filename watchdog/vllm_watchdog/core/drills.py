@@ -57,7 +57,7 @@ class Gap(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`signs`: journal lines that tell of it, the first one counts; `NAME CLASS` where the class matters.  `takes_s`: from
+    """`signs`: journal lines that tell of it, the first one counts; `NAME CLASS` or `NAME URGENCY` where that matters.  `takes_s`: from
     the blow until it tells.
 
     `incident`: the class that its incident must have, "*" for any, "" where there must be none;
@@ -115,7 +115,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("cuda-oom", "a simulated CUDA out of memory in a step of the engine that serves", Part.CORE, Sees.EXIT,
           ("log.finding oom_runtime", *ENDED), incident="oom_runtime", sandbox=True),
     Fault("vram-taken", "a neighbour takes the rest of the card, then SIGKILL to the engine core", Part.CARD, Sees.WAIT,
-          ("incident.worsened",), ends=Ends.NOTICED, incident="vram_held", sandbox=True),
+          ("incident.worsened page",), ends=Ends.NOTICED, incident="vram_held", sandbox=True),
     Fault("host-oom", "the engine core outgrows a small memory control group, and the kernel ends it", Part.CORE, Sees.EXIT,
           ENDED, takes_s=5.0, sandbox=True),
     Fault("port-taken", "an operator restarts the primary, and a stranger listens on its port first", Part.API, Sees.START,

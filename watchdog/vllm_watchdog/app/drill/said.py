@@ -38,10 +38,11 @@ class Said:
         return self.lines
 
     def first(self, signs: Iterable[str], since: float) -> Line | None:
-        """The first line since then that is one of `signs`: `NAME`, or `NAME CLASS`."""
-        wanted = [sign.split(" ") for sign in signs]
+        """The first line since then that is one of `signs`: `NAME`, `NAME CLASS`, or `NAME URGENCY`."""
+        wanted = [sign.partition(" ") for sign in signs]
         return next((line for line in self.lines if line["at"] >= since and any(
-            line["say"] == name and (not class_ or line.get("class_") == class_[0]) for name, *class_ in wanted)), None)
+            line["say"] == name and (not word or word in (line.get("class_"), line.get("urgency")))
+            for name, _, word in wanted)), None)
 
     def all(self, name: str, since: float) -> Iterator[Line]:
         return (line for line in self.lines if line["say"] == name and line["at"] >= since)
