@@ -57,12 +57,11 @@ class Gap(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`signs`: journal lines that tell of it, the first one counts; `NAME CLASS` or `NAME URGENCY` where that matters.  `takes_s`: from
-    the blow until it tells.
-
-    `incident`: the class that its incident must have, "*" for any, "" where there must be none;
-    `also`: classes of others that may open beside it.  `lost`: requests that may
-    fail, None where nothing is promised.  `runs`: what fails still runs, so evidence and a stop come before the successor.
+    """`signs`: journal lines that tell of it, the first one counts; `NAME CLASS` or `NAME URGENCY` where that matters.
+    `takes_s`: from the blow until it can be told.  `incident`: the class that its incident must have, "*" for any, "" where
+    there must be none; `also`: classes of others that may open beside it.  `lost`: requests that may fail, None where
+    nothing is promised.  `runs`: what fails still runs, so evidence and a stop come before the successor.  `evidence`: a
+    bundle is written; not where what failed had ended before there was a daemon, or where it is no engine.
     """
 
     name: str
