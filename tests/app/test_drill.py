@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tests.core.test_drills import GOOD, KILL, PACE
 from tests.system.harness import command
 
 from vllm_watchdog.app.drill.apart import APART, decoded, encoded
+from vllm_watchdog.app.drill.command import Wish, drill, saved
 from vllm_watchdog.app.drill.guard import Guard
 from vllm_watchdog.app.drill.inject import OURS
 from vllm_watchdog.app.drill.inject_sandbox import SANDBOXED
@@ -179,6 +181,30 @@ def test_the_list_names_every_fault_and_where_it_may_be_rehearsed() -> None:
     assert said.code == 0
     assert all(f"\n{fault.name} " in said.out for fault in FAULTS)
     assert next(line for line in said.out.splitlines() if line.startswith("xid")).split()[1] == "sandbox"
+
+
+def test_it_says_what_it_will_do_and_a_no_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
+    said, asked = io.StringIO(), []
+
+    def no(question: str) -> str:
+        asked.append(question)
+        return "n"
+
+    assert drill(Wish(names=("xid", "cuda-oom"), sandboxed=True), unread, said, no) == 1
+    assert asked == ["go ahead? [y/N] "] and capsys.readouterr().err == "nothing was done\n"
+    assert said.getvalue().splitlines()[0] == "on a sandbox: stand-in engines in a temporary folder:"
+    assert "  xid: the kernel log tells of an Xid 31" in said.getvalue()
+
+
+def unread() -> NoReturn:
+    raise AssertionError("a sandbox needs no configuration")
+
+
+def test_a_report_that_can_not_be_written_is_a_failure_in_one_line(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert saved(tmp_path / "page.html", "text", lambda _: None)
+    assert not saved(tmp_path, "text", lambda _: None)
+    assert capsys.readouterr().err == f"{tmp_path}: Is a directory; expected a place for the report\n"
 
 
 @pytest.mark.parametrize(("words", "why"), [

@@ -101,10 +101,18 @@ def drill(wish: Wish, settings: Callable[[], Settings], out: TextIO, ask: Callab
         return 1
     if wish.json:
         print(json.dumps([encoded(result) for result in results], indent=1), file=out)
-    if wish.report:
-        wish.report.write_text(page(results, where, utc(time.time())), "utf-8")
-        tell(f"report: {wish.report}")
-    return summary(results, tell)
+    code = summary(results, tell)
+    return code if wish.report is None or saved(wish.report, page(results, where, utc(time.time())), tell) else 1
+
+
+def saved(report: Path, text: str, tell: Callable[[str], None]) -> bool:
+    try:
+        report.write_text(text, "utf-8")
+    except OSError as error:
+        print(f"{report}: {error.strerror}; expected a place for the report", file=sys.stderr)
+        return False
+    tell(f"report: {report}")
+    return True
 
 
 @contextmanager
@@ -206,11 +214,15 @@ def summary(results: Sequence[Result], tell: Callable[[str], None]) -> int:
 
 @contextmanager
 def orderly() -> Iterator[None]:
-    """SIGTERM and a terminal that hangs up end it as Ctrl-C does."""
+    """SIGTERM and a terminal that hangs up end it as Ctrl-C does, once: what is taken back must not be broken off."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+
     def leave(*_: object) -> NoReturn:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
     finally:
