@@ -20,7 +20,7 @@ from tests.core.test_drills import GOOD, KILL, PACE
 from tests.system.harness import command
 
 from vllm_watchdog.app.drill.apart import APART, decoded, encoded
-from vllm_watchdog.app.drill.command import Wish, drill, saved
+from vllm_watchdog.app.drill.command import Wish, chosen, drill, saved
 from vllm_watchdog.app.drill.guard import Guard
 from vllm_watchdog.app.drill.inject import OURS
 from vllm_watchdog.app.drill.inject_sandbox import SANDBOXED
@@ -205,6 +205,11 @@ def test_a_report_that_can_not_be_written_is_a_failure_in_one_line(
     assert saved(tmp_path / "page.html", "text", lambda _: None)
     assert not saved(tmp_path, "text", lambda _: None)
     assert capsys.readouterr().err == f"{tmp_path}: Is a directory; expected a place for the report\n"
+
+
+def test_all_are_all_and_a_choice_keeps_the_tables_order() -> None:
+    assert chosen(Wish(all_=True)) == FAULTS
+    assert [fault.name for fault in chosen(Wish(("xid", "api-server-kill"), sandboxed=True))] == ["api-server-kill", "xid"]
 
 
 @pytest.mark.parametrize(("words", "why"), [

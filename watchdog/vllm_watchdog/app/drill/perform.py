@@ -142,14 +142,15 @@ class Drill:
 
     def _settled(self, limit: float) -> bool:
         """Waits until every engine is as it was; asks for what an operator would ask for."""
-        asked, end = float("-inf"), time.monotonic() + limit
+        asked, asked_at, end = "", 0.0, time.monotonic() + limit
         while time.monotonic() < end:
             doc = self.site.report()
             self._own_up()
             if doc and not unfit(doc, self.site.service) and self._told() and self._saved():
                 return True
-            if doc and time.monotonic() - asked > ASK_AGAIN_S and (verb := self._remedy(doc)):
-                asked = time.monotonic()
+            verb = self._remedy(doc) if doc else ""
+            if verb and (verb != asked or time.monotonic() - asked_at > ASK_AGAIN_S):
+                asked, asked_at = verb, time.monotonic()
                 self._ask(verb)
             time.sleep(CALM_S)
         for reason in unfit(doc, self.site.service) if doc else ("the daemon does not answer",):
