@@ -99,18 +99,21 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+def sandboxed(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "vllm_watchdog.app.cli", "drill", "--sandbox", "--yes", *words],
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=os.environ | {"TMPDIR": str(folder)})
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(ALL_S + 30)
 def test_every_fault_keeps_its_promises_in_the_sandbox_and_nothing_is_left_behind(folder: Path) -> None:
     """In two sandboxes at once, which is half the time: a drill mostly waits."""
     names = [fault.name for fault in FAULTS]
     halves = {folder / "first.html": names[::2], folder / "second.html": names[1::2]}
-    drills = [subprocess.Popen(
-        [sys.executable, "-m", "vllm_watchdog.app.cli", "drill", *half, "--sandbox", "--yes", "--json", "--report", str(report)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(folder)})
-        for report, half in halves.items()]
-    for drill, (report, half) in zip(drills, halves.items(), strict=True):
-        out, err = drill.communicate(timeout=ALL_S)
+    drills = [sandboxed(folder, *half, "--json", "--report", str(report)) for report, half in halves.items()]
+    said = [drill.communicate(timeout=ALL_S) for drill in drills]
+    for drill, (out, err), (report, half) in zip(drills, said, halves.items(), strict=True):
         results: list[Doc] = json.loads(out)
         assert [result["fault"] for result in results] == half
         broken = {result["fault"]: [check for check in result["checks"] if not check["kept"]] for result in results}
@@ -126,8 +129,7 @@ def test_every_fault_keeps_its_promises_in_the_sandbox_and_nothing_is_left_behin
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_drill_that_is_ended_in_the_middle_leaves_no_process(folder: Path, number: signal.Signals) -> None:
-    with subprocess.Popen([sys.executable, "-m", "vllm_watchdog.app.cli", "drill", "engine-core-stop", "--sandbox", "--yes"],
-                          stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(folder)}) as drill:
+    with sandboxed(folder, "engine-core-stop") as drill:
         assert drill.stdout
         assert any("injected" in line for line in drill.stdout)
         assert len(of(folder)) > 5
