@@ -192,7 +192,7 @@ def test_it_says_what_it_will_do_and_a_no_is_a_no(capsys: pytest.CaptureFixture[
 
     assert drill(Wish(names=("xid", "cuda-oom"), sandboxed=True), unread, said, no) == 1
     assert asked == ["go ahead? [y/N] "] and capsys.readouterr().err == "nothing was done\n"
-    assert said.getvalue().splitlines()[0] == "on a sandbox: stand-in engines in a temporary folder:"
+    assert said.getvalue().startswith("on a sandbox of stand-in engines, while a few clients ask through its gateway:\n")
     assert "  xid: the kernel log tells of an Xid 31" in said.getvalue()
 
 

@@ -120,7 +120,7 @@ def place(wish: Wish, faults: Sequence[Fault], settings: Callable[[], Settings],
           ask: Callable[[str], str] | None) -> Iterator[tuple[Site, str]]:
     """Where the drills take place, calm and ours alone, and its name.  Raises RefusedError, Unreachable, StepError."""
     if wish.sandboxed:
-        consent(wish, faults, "a sandbox: stand-in engines in a temporary folder", tell, ask)
+        consent(wish, faults, "a sandbox of stand-in engines", tell, ask)
         folder = Path(tempfile.mkdtemp(prefix="llm-watchdog-drill-"))
         try:
             tell("starting the sandbox: a primary, a sleeping backup, the gateway")
@@ -170,9 +170,12 @@ def calm(site: Site, wish: Wish) -> None:
 def consent(wish: Wish, faults: Sequence[Fault], where: str, tell: Callable[[str], None],
             ask: Callable[[str], str] | None) -> None:
     """Says what will be done, and asks.  Raises RefusedError."""
-    tell(f"on {where}:")
+    tell(f"on {where}, while a few clients ask through its gateway:")
     for fault in faults:
-        tell(f"  {fault.name}: {fault.does}" + (f" ({ONLY_SANDBOX})" if fault.sandbox and not wish.sandboxed else ""))
+        if wish.sandboxed or not fault.sandbox:
+            tell(f"  {fault.name}: {fault.does}")
+    if not wish.sandboxed:
+        tell("each is taken back and waited for; alerts go out as ever")
     if wish.yes:
         return
     if ask is None:
@@ -182,6 +185,8 @@ def consent(wish: Wish, faults: Sequence[Fault], where: str, tell: Callable[[str
 
 
 def one(site: Site, fault: Fault, wish: Wish, tell: Callable[[str], None]) -> Result:
+    if fault.sandbox and not site.sandboxed:
+        return Result(fault.name, skipped=ONLY_SANDBOX)
     tell(f"\n{fault.name}: {fault.does}")
     result = tried(site, fault, wish, tell)
     if result.skipped:
@@ -192,8 +197,6 @@ def one(site: Site, fault: Fault, wish: Wish, tell: Callable[[str], None]) -> Re
 
 
 def tried(site: Site, fault: Fault, wish: Wish, tell: Callable[[str], None]) -> Result:
-    if fault.sandbox and not site.sandboxed:
-        return Result(fault.name, skipped=ONLY_SANDBOX)
     if fault.name in APART:
         with tempfile.TemporaryDirectory(prefix="llm-watchdog-drill-") as folder:
             return perform_apart(fault, Path(folder), tell)
