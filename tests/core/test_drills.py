@@ -61,9 +61,9 @@ def test_what_went_well_keeps_every_promise() -> None:
 
 
 @pytest.mark.parametrize(("change", "what"), [
-    ({"detected_s": None}, "detected"), ({"detected_s": 1.01}, "detected"),
+    ({"detected_s": None}, "detected"), ({"detected_s": 2.01}, "detected"),
     ({"evidence_s": None}, "evidence"), ({"evidence_s": 99.0}, "evidence"),
-    ({"gap_s": 6.2}, "client gap"), ({"lost": 1}, "requests lost"), ({"orphans": 1}, "orphans"),
+    ({"gap_s": 7.2}, "client gap"), ({"lost": 1}, "requests lost"), ({"orphans": 1}, "orphans"),
     ({"vram_left_bytes": 1}, "VRAM left over"), ({"incidents": ()}, "incidents"),
     ({"incidents": ("engine_proc_died", "unexpected_exit")}, "incidents"),
     ({"alerts": "opened"}, "alerts delivered"), ({"alerts": ""}, "alerts delivered"), ({"back": False}, "restored"),
@@ -101,7 +101,7 @@ def test_a_hang_is_given_its_patience_and_a_cold_start_its_time() -> None:
     hang = next(fault for fault in FAULTS if fault.name == "engine-core-stop")
     cold, sleeping, hot = (pace(plan(limits=limits, standby=standby), "primary", {"primary": 50.0, "other": 999.0})
                            for standby in (Standby.COLD, Standby.SLEEPING, Standby.HOT))
-    assert cold.noticed_s(hang) == pytest.approx(83.0) and cold.noticed_s(KILL) == 1.0
+    assert cold.noticed_s(hang) == pytest.approx(83.0) and cold.noticed_s(KILL) == 2.0
     assert cold.gap_s(KILL, 0.0) > 100.0 > sleeping.gap_s(KILL, 0.0) > hot.gap_s(KILL, 0.0)     # type: ignore[operator]
     assert hot.gap_s(KILL, 2.0) == hot.gap_s(KILL, 0.0) + 2.0       # type: ignore[operator]
     for fault in FAULTS:

@@ -15,7 +15,7 @@ from vllm_watchdog.core.plan import Plan, Standby
 BUSY_OVER = 4           # requests running or waiting: a host with more is not calm
 SETTLED = frozenset({"serving", "asleep", "stopped"})       # phases in which an engine waits for nothing
 
-EXIT_S = 1.0            # the kernel tells of an end within milliseconds, a log line within 0.5 s
+EXIT_S = 2.0            # the kernel tells of an end within milliseconds, a log line within 0.5 s; the rest is a busy host's
 SILENT_S = 12.0         # three silent periods of the GPU helper, of a second or more
 SLACK_S = 3.0           # one turn of the probes, on busy processors
 GOES_ON_S = 1.5         # for clients of what goes on as if nothing had been
