@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import pytest
 from tests.core.test_drills import GOOD, KILL, PACE
 from tests.system.harness import command
 
+from vllm_watchdog.app.commands import RUN_BY
 from vllm_watchdog.app.drill.apart import APART, decoded, encoded
 from vllm_watchdog.app.drill.command import Wish, chosen, drill, saved
 from vllm_watchdog.app.drill.guard import Guard
@@ -28,8 +30,10 @@ from vllm_watchdog.app.drill.load import Answer, Load
 from vllm_watchdog.app.drill.page import page
 from vllm_watchdog.app.drill.perform import Result
 from vllm_watchdog.app.drill.said import Said
+from vllm_watchdog.app.drill.site import NotHereError, Site, Victim
+from vllm_watchdog.config_load import load_to_ask
 from vllm_watchdog.core.drill_verdict import judge
-from vllm_watchdog.core.drills import FAULTS
+from vllm_watchdog.core.drills import FAULTS, Part
 from vllm_watchdog.proc import identify, read_stat
 
 RESULT = Result(KILL.name, observed=GOOD, checks=judge(KILL, GOOD, PACE), answers=((-1.0, True), (0.1, False), (0.4, True)))
@@ -133,6 +137,42 @@ def test_what_is_stopped_goes_on_when_the_drill_is_killed(sleeper: subprocess.Po
     assert done.returncode == -signal.SIGKILL
     until_it_runs(sleeper.pid)
     assert read_stat(sleeper.pid)
+
+
+# -- who is signalled
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.toml").write_text('[engines.primary]\nmodel = "m"\nport = 8100\n')
+    return Site(load_to_ask(tmp_path / "config.toml", also=RUN_BY), "primary")
+
+
+def test_nobody_is_signalled_who_is_not_proved_to_be_ours_at_that_moment(
+        site: Site, sleeper: subprocess.Popen[bytes]) -> None:
+    who = identify(sleeper.pid)
+    assert who
+    assert not site.signalled(Victim(who, lambda: False, "a stranger"), signal.SIGKILL)
+    assert not site.signalled(Victim(replace(who, start=who.start + 1), lambda: True, "a reused PID"), signal.SIGKILL)
+    assert sleeper.poll() is None and site.struck_at == 0.0
+    assert site.signalled(Victim(who, lambda: True, "ours"), signal.SIGKILL)
+    assert sleeper.wait(WITHIN_S) == -signal.SIGKILL and site.struck_at > 0.0
+
+
+@pytest.mark.parametrize("part", Part)
+def test_where_nothing_runs_nobody_is_found(site: Site, part: Part) -> None:
+    with pytest.raises(NotHereError):
+        site.victim(part)
+
+
+def test_a_listener_is_known_by_its_socket(site: Site) -> None:
+    site.socket.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(site.socket))
+        listener.listen()
+        victim = site.victim(Part.DAEMON)
+        assert victim.who.pid == os.getpid() and victim.ours()
+    assert not victim.ours()
 
 
 # -- what is shown

@@ -39,7 +39,7 @@ def test_a_killed_core_is_timed_and_judged_on_a_running_service_and_told_as_a_dr
     (result,) = json.loads(said.out)
     assert said.code == 0 and result["kept"], said.out
     seen = result["observed"]
-    assert 0.0 < seen["detected_s"] < 1.0 and seen["evidence_s"] < 5.0
+    assert 0.0 < seen["detected_s"] < 2.0 and seen["evidence_s"] < 5.0
     assert (seen["incidents"], seen["orphans"], seen["alerts"]) == (["engine_proc_died"], 0, "opened, resolved")
     assert seen["gap_s"] is None and "no gateway listens" in said.err
     assert host.engine("one")["generation"] == first["generation"] + 1
