@@ -50,7 +50,7 @@ from vllm_watchdog.proc import MarkIndex, instance_of
 from vllm_watchdog.procfs import Glance
 from vllm_watchdog.sense.gpu import GpuSense
 from vllm_watchdog.sense.host import HostSense
-from vllm_watchdog.sense.kernel import KernelSense
+from vllm_watchdog.sense.kernel import KernelSense, open_kmsg
 from vllm_watchdog.tell.control import ROUTE, Control
 from vllm_watchdog.tell.history import History, Reader
 from vllm_watchdog.tell.journal import Journal
@@ -86,14 +86,15 @@ def settle_memory() -> None:
 
 
 class Daemon:
-    def __init__(self, settings: Settings, again: Callable[[], Settings]) -> None:
-        """`again` reads the settings anew; it raises ConfigError."""
-        self.settings = settings
+    def __init__(self, settings: Settings, again: Callable[[], Settings], wall: Callable[[], float] = time.time,
+                 kernel_log: Callable[[], int] = open_kmsg) -> None:
+        """`again` reads the settings anew; it raises ConfigError.  A sandbox has its own wall clock and kernel log."""
+        self.settings, self.wall, self._kernel_log = settings, wall, kernel_log
         self._again = again
         self.inbox: SimpleQueue[Event] = SimpleQueue()
         self.instance = instance_of(settings.daemon.state_dir)
         self.sampler = Sampler()
-        self.started = time.time()
+        self.started = wall()
         self._shown: tuple[World, Totals] = (World(), Totals())
         self._folded = threading.Event()    # there is a world to show
         self._lag_s = 0.0
@@ -110,7 +111,7 @@ class Daemon:
             c.Alert: self._alert, c.Answer: self.control.answer, c.Say: self._decided, c.Quit: lambda _: None,
         }
         outlets = Outlets(self.journal.event, self._carry_out, self._publish, self.notifier.watchdog)
-        self.loop = Loop(self.inbox, outlets)
+        self.loop = Loop(self.inbox, outlets, wall=wall)
 
     @property
     def world(self) -> World:
@@ -129,12 +130,12 @@ class Daemon:
         self.announcer = Announcer(self.notifier, daemon.ready, time.monotonic)
         self.voice = Voice(Console(journald()).line)
         self.journal: Journal = self._part(Journal(
-            daemon.log_dir / "journal", time.monotonic, time.time, tap=self.voice.line,
+            daemon.log_dir / "journal", time.monotonic, self.wall, tap=self.voice.line,
             total_bytes=int(self.settings.retention.journal_gib * GIB)))
         self.route: Store = self._part(Store(daemon.state_dir / ROUTE_FILE, time.monotonic, self.say))
         retention = self.settings.retention
         self.history: History = self._part(History(
-            daemon.log_dir / "history.db", time.monotonic, time.time, self.say, keep_s=retention.days * DAY_S))
+            daemon.log_dir / "history.db", time.monotonic, self.wall, self.say, keep_s=retention.days * DAY_S))
         self.samples: Samples = self._part(Samples(self.history.do))
         self.alerting: Alerting = self._part(Alerting(self.settings, self.history, self.say))
         self.reload = Reload(
@@ -146,7 +147,7 @@ class Daemon:
         self.control: Control = self._part(Control(
             daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
             lambda said: self.inbox.put(heard(said, time.monotonic())), self.reload,
-            lambda: self.samples.recent(time.time())))
+            lambda: self.samples.recent(self.wall())))
         self.voice.listeners.append(self.control.publish)
         self.web: Web | None = None
         if daemon.port:
@@ -173,13 +174,13 @@ class Daemon:
             GpuSense(post, clock, self.instance, GPU_SILENT_PERIODS * max(daemon.sample_s, 1.0)))
         self.host: HostSense = self._part(HostSense(
             self._host_sampled, clock, MarkIndex(self.instance, Glance()), daemon.log_dir, self.groups))
-        self.kernel: KernelSense = self._part(KernelSense(post, clock))
+        self.kernel: KernelSense = self._part(KernelSense(post, clock, self._kernel_log))
 
     def _act(self) -> None:
         post, clock = self.inbox.put, time.monotonic
         settings = self.settings
         self.retention: Retention = self._part(Retention(
-            settings.daemon.log_dir, settings.retention.days, time.time, self._open_incidents, self.say))
+            settings.daemon.log_dir, settings.retention.days, self.wall, self._open_incidents, self.say))
         self.engines = Engines(
             settings.launches(), self.instance, settings.daemon.state_dir, self.groups, self.retention.make_room, post,
             self._part, lambda: self.world, self.reload.start_of)
@@ -211,9 +212,9 @@ class Daemon:
             keep_capabilities()
             become_subreaper()
             index = MarkIndex(self.instance, inhabitants=self.groups.inhabitants) if self.groups else None
-            memory = recalled(load(daemon.state_dir / "state.json", time.time(), self.say), self.reader, self.say)
+            memory = recalled(load(daemon.state_dir / "state.json", self.wall(), self.say), self.reader, self.say)
             booted = Booted(
-                at=time.monotonic(), plan=self.settings.plan(host_seed()), wall_offset=time.time() - time.monotonic(),
+                at=time.monotonic(), plan=self.settings.plan(host_seed()), wall_offset=self.wall() - time.monotonic(),
                 boot_id=boot_id(), memory=memory, survivors=survey(self.instance, index),
                 supervised=self.notifier.address is not None,
             )

@@ -242,6 +242,13 @@ def _waited(turn: Turn, event: events.Waited) -> None:
         turn.note(event.service, "waited", text)
 
 
+def _drilled(turn: Turn, event: events.Drilled) -> None:
+    turn.say("drill", incident=event.incident, fault=event.fault)
+    for incident in turn.world.incidents:
+        if incident.id == event.incident:
+            turn.note(incident.service, "drill", event.fault, fault=event.fault)
+
+
 HANDLERS: dict[type[events.Event], Callable[[Turn, Any], None]] = {
     events.Booted: boot.booted,
     events.ClockSet: _clock_set,
@@ -265,5 +272,6 @@ HANDLERS: dict[type[events.Event], Callable[[Turn, Any], None]] = {
     events.KernelRead: kernel_read,
     events.Casualties: _casualties,
     events.Waited: _waited,
+    events.Drilled: _drilled,
     events.Asked: operate.asked,
 }

@@ -212,6 +212,14 @@ class Waited(Event):
     wait: Wait
 
 
+@dataclass(frozen=True, slots=True)
+class Drilled(Event):
+    """A drill's word on an open incident: it was brought about on purpose.  Told there, and without any other effect."""
+
+    incident: str
+    fault: str
+
+
 # -- what people ask
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,7 @@ DEEDS = {
     "lowered": T("the gateway lets {to} requests through at a time: {because}", "网关并发降到 {to}：{because}"),
     "operator": T("an operator asked for {verb} of {engine}", "运维人员执行 {verb}（{engine}）"),
     "paused": T("{engine} was left alone: automatic actions are paused", "自动处理已暂停，未处理 {engine}"),
+    "drill": T("it was a drill: {fault} was brought about on purpose", "这是演练：人为注入 {fault}"),
     "left": T("the watchdog was stopped by an operator", "watchdog 被运维人员停止"),
     "action": T("{text}", "{text}"),
 }
@@ -204,6 +205,7 @@ EVENTS = {
     "daemon.started": T("the watchdog started: {engines} engines configured, {survivors} still ran",
                         "watchdog 启动：配置 {engines} 个引擎，{survivors} 个仍在运行"),
     "daemon.stopping": T("the watchdog stops ({by}), its engines with it", "watchdog 停止（{by}），引擎随之停止"),
+    "drill": T("{incident} is a drill: {fault}", "{incident} 是演练：{fault}"),
     "engine.adopted": T("{engine} (PID {pid}) still runs and was adopted, then {then}",
                         "{engine}（PID {pid}）仍在运行，已接管（{then}）"),
     "engine.emptied": T("no process of {engine} is left", "{engine} 的进程已全部结束"),

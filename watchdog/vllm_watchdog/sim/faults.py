@@ -97,6 +97,12 @@ _404 = (
     "If this is a private repository, make sure to pass a token having permission to this repo either by logging in "
     "with `hf auth login` or by passing `token=<your_token>`"
 )
+_NO_FOLDER = (
+    "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': "
+    "'{model}'. Use `repo_type` argument if needed.\n\n"
+    "OSError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': "
+    "'{model}'. Use `repo_type` argument if needed."
+)
 _OFFLINE = (
     "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached "
     "files.\nCheck your internet connection or see how to run the library in offline mode at "
@@ -138,6 +144,7 @@ _SPACE = "OSError: [Errno 28] No space left on device"
 
 START_FAILURES: dict[str, StartFailure] = {
     "bad-model": StartFailure("api", _404),
+    "no-folder": StartFailure("api", _NO_FOLDER),
     "hf-auth": StartFailure("api", _401),
     "hf-network": StartFailure("api", _OFFLINE),
     "port-in-use": StartFailure("api", PORT_IN_USE),
