@@ -10,6 +10,7 @@ from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.findings import Finding
 from vllm_watchdog.core.phrases import filled, joined
 from vllm_watchdog.core.policy import Phase
+from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.core.world import Engine, World
 
 LAST_LINE = 200         # characters of it in a sentence
@@ -37,6 +38,10 @@ def ended(code: int | None, words: tuple[str, ...] = ()) -> str:
     else:
         how = f"it was ended by signal {-code}, which we did not send" if code < 0 else f"it exited with code {code}"
     return f"{how}; its log ends in: {words[-1][:LAST_LINE]}" if words else how
+
+
+def unseen(mark: Mark) -> str:
+    return f"{mark} ended while no watchdog ran"
 
 
 def last_words(words: tuple[str, ...]) -> tuple[Finding, ...]:
