@@ -157,7 +157,7 @@ FAULTS: dict[str, Fault] = {
     "port taken": Fault(port_taken, ("port_stranger",)),
     "orphan left": Fault(orphan_left, KILLED, ends="daemon"),
     "both engines": Fault(both_engines, KILLED, ("sleeping", "hot")),
-    "daemon and core": Fault(daemon_and_core, (*DIED, *KILLED), ends="daemon"),
+    "daemon and core": Fault(daemon_and_core, DIED, ends="daemon"),
     "gateway and api server": Fault(gateway_and_api_server, KILLED, ends="gateway"),
     "core, api server stopped": Fault(core_killed_while_api_server_stopped, (*DIED, *HUNG, "api_unreachable")),
 }
