@@ -1,6 +1,6 @@
 """Random faults for an hour, from a seed, on the real daemon and gateway with stand-in engines under load.
 
-    python -m tests.bench.soak [--seed 8] [--minutes 60] [--report FILE]
+    python -m tests.bench.soak [steady] [rough] [--seed 8] [--minutes 60] [--report FILE] [--samples FILE]
 
 Two hosts at the same time.  The steady one has a hot pair, and only its engines fail, so that its daemon and gateway live
 for the whole time: their memory, descriptors and threads are sampled, and its page and metrics are read.  The rough one
@@ -315,19 +315,23 @@ def commit() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("hosts", nargs="*", metavar="steady|rough", help="both, if none is named")
     parser.add_argument("--seed", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--report", type=Path, help="the table as Markdown")
     parser.add_argument("--samples", type=Path, help="memory, descriptors, threads as CSV")
     options = parser.parse_args()
+    if unknown := set(options.hosts) - {"steady", "rough"}:
+        parser.error(f"no such host: {', '.join(unknown)}; expected steady or rough")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seconds, samples = options.minutes * 60, dict[str, list[Sample]](daemon=[], gateway=[])
-    tallies = [Tally("steady"), Tally("rough")]
+    tallies = [Tally(name) for name in options.hosts or ("steady", "rough")]
     heading = (f"Seed {options.seed}, {options.minutes:g} minutes, commit {commit()}; {platform.machine()}, "
                f"{os.cpu_count()} cores, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f} at the start.")
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        hosts = [threading.Thread(target=steady, args=(Path(folder) / "steady", options.seed, seconds, tallies[0], samples)),
-                 threading.Thread(target=rough, args=(Path(folder) / "rough", options.seed, seconds, tallies[1]))]
+        lives = {"steady": lambda tally: steady(Path(folder) / "steady", options.seed, seconds, tally, samples),
+                 "rough": lambda tally: rough(Path(folder) / "rough", options.seed, seconds, tally)}
+        hosts = [threading.Thread(target=lives[tally.name], args=(tally,)) for tally in tallies]
         for host in hosts:
             host.start()
         for host in hosts:
