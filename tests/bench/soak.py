@@ -43,6 +43,7 @@ SAMPLE_S = 5.0
 WARM_UP = 0.25              # of the time: the plots' ten minutes fill, glibc's arenas and Python's caches settle
 GOAL_MIB_PER_H = 1.0
 RECEIVER_AWAY = "receiver away"
+ENDING = threading.Event()  # SIGTERM: each host finishes the fault that it has, is judged and taken down
 SCENES = ("port taken", "both engines")         # they need a calm host to begin with
 HANG = {"still_s": 2.0, "probe_s": 5.0, "patience_s": 3.0, "dead_s": 4.0}      # others work on this machine, too
 
@@ -175,9 +176,9 @@ def quiet(stage: Stage) -> bool:
 def work(stage: Stage, steps: Iterator[Step], until: float, tally: Tally) -> None:
     """Steps until the time is over; what is not as promised is noted, and it goes on."""
     with Watch(stage) as watch:
-        while time.monotonic() < until:
+        while time.monotonic() < until and not ENDING.is_set():
             step = next(steps)
-            time.sleep(step.pause_s)
+            ENDING.wait(step.pause_s)
             try:
                 for number, name in enumerate(step.faults):
                     time.sleep(step.overlap_s * number)
@@ -219,6 +220,8 @@ def close(stage: Stage, tally: Tally) -> None:
 def rough(folder: Path, seed: int, seconds: float, tally: Tally) -> None:
     for standby in ("cold", "sleeping"):
         own = Tally(tally.name)
+        if ENDING.is_set():
+            break
         try:
             with Stage(folder / standby, standby, True, CALM_S, hang=HANG, daemon=DAEMON) as stage:
                 work(stage, plan(seed, True, standby), time.monotonic() + seconds / 2, own)
@@ -323,7 +326,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.hosts) - {"steady", "rough"}:
         parser.error(f"no such host: {', '.join(unknown)}; expected steady or rough")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, lambda *_: ENDING.set())
     seconds, samples = options.minutes * 60, dict[str, list[Sample]](daemon=[], gateway=[])
     tallies = [Tally(name) for name in options.hosts or ("steady", "rough")]
     heading = (f"Seed {options.seed}, {options.minutes:g} minutes, commit {commit()}; {platform.machine()}, "
