@@ -351,7 +351,9 @@ def test_a_killed_api_server_leaves_an_orphan_with_its_vram(engine: Callable[...
     assert "Free memory on device cuda:0 (6.4/80 GiB) on startup is less than desired" in second.log
     core.kill()
     wait_for(lambda: sim.members() == [], "the orphan is gone")
-    engine(LLM_WATCHDOG_SIM_GPU=str(tmp_path)).ready()  # the file of a dead process counts for nothing
+    assert (tmp_path / f"{core.pid}.json").exists()
+    third = engine(LLM_WATCHDOG_SIM_GPU=str(tmp_path)).ready()  # the file of a dead process counts for nothing
+    assert [path.name for path in tmp_path.glob("[0-9]*.json")] == [f"{third.core.pid}.json"], "its PID may be used again"
 
 
 @pytest.mark.parametrize("how", ["stopped", "word", "after_requests"])

@@ -33,6 +33,7 @@ from vllm_watchdog.app.document import context, document
 from vllm_watchdog.app.engines import Engines
 from vllm_watchdog.app.gateway_link import GatewayLink, heard
 from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
+from vllm_watchdog.app.malloc import keep_little
 from vllm_watchdog.app.recall import recalled
 from vllm_watchdog.app.reload import Reload, rules_hold
 from vllm_watchdog.app.samples import Sampler
@@ -209,6 +210,7 @@ class Daemon:
         lock = Lock.acquire(daemon.state_dir / "lock")
         try:
             sys.setswitchinterval(SWITCH_S)
+            keep_little()
             keep_capabilities()
             become_subreaper()
             index = MarkIndex(self.instance, inhabitants=self.groups.inhabitants) if self.groups else None

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from vllm_watchdog.core import causes, incidents
-from vllm_watchdog.core.commands import Adopt, Kill
+from vllm_watchdog.core import causes, incidents, reasons
+from vllm_watchdog.core.commands import Adopt, Drain, Kill
 from vllm_watchdog.core.events import Booted, Survivor
 from vllm_watchdog.core.failover import Service, Side
 from vllm_watchdog.core.incidents import Incident, Urgency
@@ -55,12 +55,13 @@ def booted(turn: Turn, event: Booted) -> None:
 
 
 def _missed(turn: Turn, names: list[str]) -> None:
-    """What died while no watchdog ran was an outage all the same, though nobody saw how it ended."""
+    """What died while no watchdog ran was an outage all the same.  Nobody saw how it ended, but its log may say why."""
     for name in names:
-        text = filled(causes.END_UNWATCHED, mark=turn.world.engine(name).mark)
+        text = reasons.unseen(turn.world.engine(name).mark)
         turn.symptom(name, "unexpected_exit", Urgency.CRITICAL, text)
         turn.explain(name, "", text)
         turn.failed(name)
+        turn.do(Drain(turn.world.engine(name).mark))
 
 
 def want(turn: Turn) -> None:

@@ -10,6 +10,7 @@ from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.findings import Finding
 from vllm_watchdog.core.phrases import filled, joined
 from vllm_watchdog.core.policy import Phase
+from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.core.world import Engine, World
 
 LAST_LINE = 200         # characters of it in a sentence
@@ -41,6 +42,10 @@ def ended(code: int | None, words: tuple[str, ...] = ()) -> Text:
     else:
         how = filled(causes.END_SIGNAL, code=-code) if code < 0 else filled(causes.END_CODE, code=code)
     return filled(causes.LAST_LINE, how=how, line=words[-1][:LAST_LINE]) if words else how
+
+
+def unseen(mark: Mark) -> Text:
+    return filled(causes.END_UNWATCHED, mark=mark)
 
 
 def last_words(words: tuple[str, ...]) -> tuple[Finding, ...]:
