@@ -167,6 +167,27 @@ def test_a_profile_tells_how_an_engine_is_set_and_nothing_secret() -> None:
     assert settings.profile("primary") == {"model": settings.engines["primary"].model, "max-num-seqs": 64}
 
 
+@pytest.mark.parametrize(("lines", "context", "limit", "tokenizer"), [
+    ("", None, None, "m"),
+    ("args = { max-model-len = 32768 }", 32768, None, "m"),
+    ("args = { max-model-len = '32k', tokenizer = 't' }\nprompt_limit = 9", 32000, 9, "t"),
+    ("args = { max-model-len = '32K' }", 32768, None, "m"),
+    ("args = { max-model-len = 'auto', tokenizer-mode = 'mistral' }", None, None, ""),
+    ("args = { max-model-len = -1 }", None, None, "m"),
+])
+def test_a_prompts_limits_come_from_the_engines_flags(
+        lines: str, context: int | None, limit: int | None, tokenizer: str) -> None:
+    prompt = read(PRIMARY + lines).launches()["primary"].prompt
+    assert (prompt.context, prompt.limit, prompt.tokenizer) == (context, limit, tokenizer)
+
+
+def test_the_engines_own_cache_and_template_are_used(here: Path) -> None:
+    args = "args = { chat-template = 'own.jinja', kv-cache-dtype = 'fp8', revision = 'abc' }\nenv = { HF_HOME = '/data/hf' }"
+    prompt = read(PRIMARY + args).launches()["primary"].prompt
+    assert (prompt.hub, prompt.template, prompt.kv_dtype, prompt.revision) == (
+        "/data/hf/hub", str(here / "own.jinja"), "fp8", "abc")
+
+
 # -- the example
 
 TABLES = {"channels", "templates", "keys", "rules"}     # of tables, each with one of its own
@@ -561,6 +582,12 @@ def test_doubtful_rules_are_told(rules: str, doubt: str) -> None:
     ("[daemon]\nsample = 1", 'daemon.sample: unknown key, expected perhaps "sample_s"'),
     (OTHER + "prot = 1\nmodel = 'm'\nport = 8102", 'engines.b.prot: unknown key, expected perhaps "port"'),
     ("[demon]\na = 1", 'demon: unknown key, expected perhaps "daemon"'),
+    ("prompt_limit = 'all'",
+     "engines.primary.prompt_limit: is 'all', expected \"auto\" or a number of tokens, 1 to 1073741824"),
+    ("prompt_limit = 0", 'engines.primary.prompt_limit: is 0, expected "auto" or a number of tokens, 1 to 1073741824'),
+    ("over_limit = 'cut'",
+     "engines.primary.over_limit: is \"cut\", expected 'wait', 'refuse', 'truncate' or 'truncate-any'"),
+    ("vram_share = 2", "engines.primary.vram_share: is 2, expected at most 1"),
     ("[daemon]\nsample_s = '1'", 'daemon.sample_s: is "1", expected a number'),
     ("[daemon]\nsample_s = true", "daemon.sample_s: is true, expected a number"),
     ("[daemon]\nsample_s = 0", "daemon.sample_s: is 0, expected at least 0.1"),
@@ -921,11 +948,16 @@ def test_nothing_is_created(here: Path) -> None:
     ("args = { swap_space = 4 }",
      "engines.primary: --swap-space is no flag of newer vLLM versions: last in 0.16; leave it out, "
      "or use --kv-offloading-size"),
+    ("prompt_limit = 9000\nargs = { max-model-len = '8k' }",
+     "engines.primary.prompt_limit: 9000 is more than its max-model-len of 8000, which then counts"),
+    ("vram_share = 0.5", "engines.primary.vram_share: limits nothing, since the engine names no gpus"),
     ("args = { disable-log-stats = true }",
      "engines.primary.args.disable-log-stats: without counters a busy engine and a hung one look alike for "
      "hang.patience_blind_s"),
     ("args = { shutdown-timeout = 60 }",
      "engines.primary.stop_timeout_s: 30 kills the engine before its --shutdown-timeout of 60 s is over"),
+    ("max_concurrent = 16\nargs = { max-num-seqs = 8 }",
+     "engines.primary.max_concurrent: 16 is over its max-num-seqs of 8: the rest waits in vLLM, first in first out"),
     ("gpus = [0]\nargs = { tensor-parallel-size = 2, gpu-memory-utilization = 0.8 }",
      "engines.primary.gpus: names 1 cards, but its args spread it over 2"),
     ("[daemon]\nlisten = '0.0.0.0:9178'",

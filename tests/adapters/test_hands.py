@@ -354,6 +354,13 @@ def test_a_leader_that_ignores_term_sees_its_whole_group_asked(bench: Bench) -> 
     assert bench.next(Exited).code == 7  # it left because its child did
 
 
+def test_one_that_is_stopped_hears_a_term_at_once(bench: Bench) -> None:
+    hands, pid = bench.up(UP)
+    os.kill(pid, signal.SIGSTOP)
+    hands.do(Term(ONE))
+    assert bench.next(Exited).code == -signal.SIGTERM
+
+
 def test_orphans_without_a_leader_are_asked_too(bench: Bench) -> None:
     hands, pid = bench.up(a_child() + UP)
     os.kill(pid, signal.SIGKILL)
@@ -417,7 +424,7 @@ class Haunted:
         self.phantom: Stat | None = Stat(ProcId(9_999_999, 1), "VLLM::EngineCor", True, 1, 9_999_999, 9_999_999, False)
         self.walks = 0
 
-    def __call__(self) -> list[Stat]:
+    def __call__(self, _: object) -> list[Stat]:
         self.walks += 1
         return proc.walk() + ([self.phantom] if self.phantom else [])
 

@@ -18,7 +18,7 @@ import pytest
 from vllm_watchdog import proc
 from vllm_watchdog.core.events import HostSampled
 from vllm_watchdog.core.readings import Host, Mark, Tree, Unknown
-from vllm_watchdog.sense import host, memory_limit
+from vllm_watchdog.sense import host, memory_limit, usage
 from vllm_watchdog.sense.host import HostSense
 
 MARK = Mark("primary", 2)
@@ -161,9 +161,12 @@ def test_what_the_kernel_does_not_tell_is_none(desk: Desk, spawn: Any, monkeypat
     def deny(self: Any) -> None:
         raise psutil.AccessDenied(self.pid)
 
-    for call in ("num_fds", "io_counters", "memory_full_info"):
-        monkeypatch.setattr(psutil.Process, call, deny)
-    monkeypatch.setattr(psutil.Process, "rlimit", lambda self, _: deny(self))
+    def nothing(_: int) -> None:
+        return None
+
+    for call in ("open_files", "file_limit", "io_bytes"):
+        monkeypatch.setattr(host, call, nothing)
+    monkeypatch.setattr(psutil.Process, "memory_full_info", deny)
     spawn(IDLE)
     for _ in range(2):
         tree = desk.tree()
@@ -192,12 +195,27 @@ def test_a_zombie_is_no_member(desk: Desk, spawn: Any) -> None:
 def test_a_process_that_ends_while_it_is_looked_at_is_left_out(
     desk: Desk, spawn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(self: Any) -> None:
-        raise psutil.NoSuchProcess(self.pid)
-
     spawn(IDLE)
-    monkeypatch.setattr(psutil.Process, "num_threads", gone)
+    monkeypatch.setattr(host, "usage", lambda _: None)
     assert desk.sample().trees == ()
+
+
+def test_what_nobody_may_see_or_nobody_is_there_to_show_is_none() -> None:
+    nobody = proc.ProcId(2**22 + 1, 1)
+    assert usage.usage(nobody) is None
+    assert (usage.io_bytes(nobody.pid), usage.open_files(nobody.pid), usage.file_limit(nobody.pid)) == (None, None, None)
+    reused = proc.ProcId(os.getpid(), 1)
+    assert usage.usage(reused) is None
+
+
+def test_a_new_name_is_told(desk: Desk, spawn: Any) -> None:
+    child = spawn("import sys\nprint('up', flush=True)\nsys.stdin.readline()\n"
+                  "open('/proc/self/comm', 'w').write('renamed')\nprint('done', flush=True)\nsys.stdin.read()")
+    assert desk.tree().processes[0].name != "renamed"
+    child.stdin.write(b"\n")
+    child.stdin.flush()
+    child.stdout.readline(), child.stdout.readline()
+    assert desk.tree().processes[0].name == "renamed"
 
 
 def test_a_sense_that_was_never_started_can_be_stopped(tmp_path: Path) -> None:

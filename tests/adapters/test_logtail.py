@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vllm_watchdog.core.events import LogRead, MemberDied
 from vllm_watchdog.core.readings import Mark
-from vllm_watchdog.sense import logtail
+from vllm_watchdog.sense import bell, logtail
 from vllm_watchdog.sense.logfile import LogFile
 from vllm_watchdog.sense.logtail import LogTail
 
@@ -121,7 +122,8 @@ def test_a_traceback_written_in_pieces_is_one_event(desk: Desk, monkeypatch: pyt
     assert event.findings[1].line == 3
 
 
-def test_a_burst_that_does_not_end_is_told_after_half_a_second(desk: Desk) -> None:
+def test_a_burst_that_does_not_end_is_told_after_half_a_second(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logtail, "QUIET_S", 0.1)        # on a loaded machine two writes may be 10 ms apart
     desk.follow()
     began = time.monotonic()
     desk.write(READY, DEATH)
@@ -514,3 +516,23 @@ def test_the_drain_of_a_log_that_never_ends_ends(desk: Desk, monkeypatch: pytest
 
 def test_a_tail_that_was_never_started_can_be_stopped(tmp_path: Path) -> None:
     LogTail("primary", tmp_path / "log", tmp_path / "place", print, time.monotonic).stop(1)
+
+
+def test_what_is_written_is_read_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """inotify tells: looks by the clock would come much later."""
+    monkeypatch.setattr(logtail, "SURE_S", 30.0)
+    tail = desk.follow()
+    desk.write(READY)
+    until(lambda: tail._bell.armed and tail._file.offset == desk.path.stat().st_size)
+    began = time.monotonic()
+    desk.write(DEATH)
+    assert desk.classes() == ["engine_dead_v1"]
+    assert time.monotonic() - began < 5
+
+
+def test_without_inotify_it_is_read_by_the_clock(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bell, "_libc", SimpleNamespace(inotify_init1=lambda _: -1))
+    tail = desk.follow()
+    desk.write(READY, DEATH)
+    assert desk.classes() == ["engine_dead_v1"]
+    assert not tail._bell.armed

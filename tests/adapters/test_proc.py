@@ -77,7 +77,7 @@ def test_a_mangled_mark_is_no_mark(value: str) -> None:
 def test_this_process_is_never_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     stat = proc.read_stat(os.getpid())
     assert stat
-    index = MarkIndex(INSTANCE, lambda: [stat])
+    index = MarkIndex(INSTANCE, lambda _: [stat])
     index.learn(stat.who, MARK)
     assert index.marked() == {}
 
@@ -178,11 +178,11 @@ def test_a_title_of_vllm_is_told_whole() -> None:
 
 def test_a_steady_host_is_read_without_its_environments() -> None:
     ours, stranger = (Stat(ProcId(pid, 5), "a", True, 1, pid, pid, False) for pid in (9_999_991, 9_999_992))
-    index = MarkIndex(INSTANCE, lambda: [ours, stranger])
+    index = MarkIndex(INSTANCE, lambda _: [ours, stranger])
     index.learn(ours.who, MARK)
     assert index.marked() == {MARK: (ours.who,)}
     assert index._known == {ours.who: MARK, stranger.who: None}
-    index._lister = list
+    index._lister = lambda _: []
     assert index.marked() == {}
     assert index._known == {}  # what is gone is forgotten
 
@@ -231,7 +231,7 @@ def stat(pid: int, ppid: int) -> Stat:
 
 def test_whoever_is_in_a_group_of_ours_is_ours_and_so_are_its_children() -> None:
     stats = [stat(1, 0), stat(9_000_001, 1), stat(9_000_002, 9_000_001), stat(9_000_003, 1)]
-    found = MarkIndex("i", lambda: stats, lambda: {9_000_001: Mark("a", 1)}).marked()
+    found = MarkIndex("i", lambda _: stats, lambda: {9_000_001: Mark("a", 1)}).marked()
     assert found == {Mark("a", 1): (ProcId(9_000_001, 1), ProcId(9_000_002, 1))}
 
 
@@ -241,7 +241,7 @@ def test_init_this_process_and_its_ancestors_are_never_ours() -> None:
     line = [stat(pid, before) for before, pid in zip([0, *above], [*above, os.getpid()], strict=True)]
     line += [stat(9_000_003, 1), stat(9_000_004, 0)]
     said = dict.fromkeys([0, *above, os.getpid()], Mark("a", 1))
-    index = MarkIndex("i", lambda: line, lambda: dict(said))
+    index = MarkIndex("i", lambda _: line, lambda: dict(said))
     for each in line[:-2]:
         index.learn(each.who, Mark("a", 1))
     assert index.owned() == ()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from tests.core.scenes import Scene, mark, plan
+from tests.core.scenes import Scene, gpu, mark, metrics, plan
 
 from vllm_watchdog.app.route import route
 from vllm_watchdog.core import events as e
+from vllm_watchdog.core.units import GIB, MIB
 from vllm_watchdog.gateway.routes import Service, Target, parse_route
 from vllm_watchdog.launch import Launch
+from vllm_watchdog.prompt_plan import PromptPlan
 
 LAUNCHES = {
     name: Launch(name, ("vllm",), (), Path(), "127.0.0.1", port, models, None, Path(f"{name}.log"))
@@ -48,3 +51,34 @@ def test_a_lowered_service_lets_so_many_through_at_a_time_and_says_why() -> None
     for at in range(140, 261, 10):
         scene.scrape(at, at=float(at))
     assert (read(scene).max_concurrent, read(scene).why) == (None, "")
+
+
+def test_an_engines_own_limits_hold_at_once_after_a_reload_and_the_lower_one_counts() -> None:
+    before = plan(seqs=64, backup_seqs=16)
+    scene = Scene(before).serve()
+    scene.scrape(1, at=5.0)
+    limited = tuple(replace(engine, max_concurrent=32, max_concurrent_tokens=100_000) for engine in before.engines)
+    scene.feed(e.Reloaded(6.0, replace(before, engines=limited)))
+    told = read(scene)
+    assert (told.max_concurrent, told.max_tokens, told.why) == (32, 100_000, "")
+    for at in range(10, 141, 10):
+        scene.scrape(at, at=float(at), kv=0.99, waiting=5.0)
+    assert read(scene).max_concurrent == 16
+
+
+def test_preemptions_of_the_engine_that_serves_are_told() -> None:
+    scene = Scene(plan()).serve()
+    assert read(scene).preempted is None
+    scene.feed(e.Scraped(5.0, mark("primary#1"), replace(metrics(), preemptions=7.0)))
+    assert read(scene).preempted == 7
+
+
+def test_free_vram_is_told_in_steps_and_only_where_a_limit_depends_on_it() -> None:
+    scene = Scene(plan(gpus=(0, 1)))
+    scene.feed(e.GpusSampled(0.0, (gpu(1, total_gib=24), gpu(1, index=1, total_gib=24))))
+    scene.serve()
+    scene.feed(e.GpusSampled(10.0, (gpu(14.1, total_gib=24), gpu(14.3, index=1, total_gib=24), gpu(1, index=2))))
+    assert read(scene).vram_free is None
+    launches = {name: replace(launch, prompt=PromptPlan(vram_share=0.5)) for name, launch in LAUNCHES.items()}
+    (service,) = parse_route({"version": 1, "services": route(scene.world, launches)}).services
+    assert service.vram_free == 2 * (9 * GIB + 512 * MIB)       # the fullest has 9.7

@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from vllm_watchdog.sim.scheduler import Request, Scheduler
+
 DEADLINE_S = 10.0
 PAUSE = threading.Event()
 
@@ -199,6 +201,30 @@ def test_a_full_kv_cache_preempts(engine: Callable[..., Engine]) -> None:
     assert sim.metric("num_preemptions_total") > 0
 
 
+def test_tokens_take_vram_when_told_and_more_than_there_is_is_an_oom(engine: Callable[..., Engine], tmp_path: Path) -> None:
+    (tmp_path / "gpu.json").write_text(json.dumps({"total_bytes": 10 * 1024**3}))
+    flags = ("--sim-kib-per-token", "1024", "--gpu-memory-utilization", "0.5", "--max-num-batched-tokens", "500")
+    sim = engine(*flags, LLM_WATCHDOG_SIM_GPU=str(tmp_path)).ready()
+    use = tmp_path / f"{sim.core.pid}.json"
+    answer = sim.later(lambda: sim.complete("a " * 4000, max_tokens=100))
+    wait_for(lambda: json.loads(use.read_text())["used_bytes"] > 8 * 1024**3, "4,000 tokens take 4,000 MiB")
+    assert answer.result(DEADLINE_S)[0] == 200
+    assert sim.complete()[0] == 200
+    assert json.loads(use.read_text())["used_bytes"] < 6 * 1024**3, "its end gives them back"
+    assert sim.complete("a " * 6000)[0] == 500
+    assert sim.exit_code() == 0
+    assert "CUDA out of memory. Tried to allocate 0.49 GiB. GPU 0 has a total capacity of 10.00 GiB of which" in sim.log
+
+
+def test_a_long_prompt_leaves_others_their_part_of_a_step() -> None:
+    scheduler = Scheduler(8, 1000, 16, 100_000, long_prefill_tokens=200)
+    scheduler.add(Request(1, 5000, 1))
+    assert scheduler.step().prefill_tokens == 1000, "alone it takes all"
+    scheduler.add(Request(2, 100, 1))
+    assert [output.id for output in scheduler.step().outputs] == [2]
+    assert scheduler.cached_tokens == 1200
+
+
 def test_the_port_is_taken_but_refuses_until_loaded(engine: Callable[..., Engine]) -> None:
     sim = engine("--sim-load-s", "30")
     wait_for(lambda: "Loading" in sim.log or "Initializing" in sim.log, "the load has begun")
@@ -325,7 +351,9 @@ def test_a_killed_api_server_leaves_an_orphan_with_its_vram(engine: Callable[...
     assert "Free memory on device cuda:0 (6.4/80 GiB) on startup is less than desired" in second.log
     core.kill()
     wait_for(lambda: sim.members() == [], "the orphan is gone")
-    engine(LLM_WATCHDOG_SIM_GPU=str(tmp_path)).ready()  # the file of a dead process counts for nothing
+    assert (tmp_path / f"{core.pid}.json").exists()
+    third = engine(LLM_WATCHDOG_SIM_GPU=str(tmp_path)).ready()  # the file of a dead process counts for nothing
+    assert [path.name for path in tmp_path.glob("[0-9]*.json")] == [f"{third.core.pid}.json"], "its PID may be used again"
 
 
 @pytest.mark.parametrize("how", ["stopped", "word", "after_requests"])

@@ -17,7 +17,7 @@ def stat(pid: int, session: int, alive: bool = True, start: int | None = None) -
 
 
 def found(*members: tuple[Stat, Mark]) -> list[tuple[Mark, int, bool]]:
-    index = MarkIndex("i", lambda: [member for member, _ in members])
+    index = MarkIndex("i", lambda _: [member for member, _ in members])
     for member, mark in members:
         index.learn(member.who, mark)
     return [(survivor.mark, survivor.pid, survivor.leader) for survivor in survey("i", index)]

@@ -13,7 +13,8 @@ def test_each_engine_has_its_profile_and_a_loading_one_its_stage() -> None:
     scene = Scene(plan())
     scene.feed(e.Spawned(1.0, mark("primary#1"), 100))
     totals = Totals(loads={"primary": 44.0})
-    shown = document(scene.world, totals, {"primary": {"model": "m"}}, lambda name: f"weights of {name}")
+    profiles = {"primary": {"model": "m"}, "backup": {}}
+    shown = document(scene.world, totals, profiles.__getitem__, lambda name: f"weights of {name}")
     primary, backup = shown["engines"]
     assert (primary["profile"], primary["loading"]) == ({"model": "m"}, {"stage": "weights of primary", "about_s": 44.0})
     assert (backup["profile"], "loading" in backup) == ({}, False)

@@ -19,6 +19,7 @@ REQUEST = {"id": 1, "bytes": 20, "age_s": 0.5, "begun": False, "hash": "ab", "to
 DEATH = {"verb": "casualties", "engine": "primary", "generation": 2, "in_flight": 3}
 WAIT = {"requests": 2, "failed": 1, "replayed": 1, "longest_s": 3.5, "median_s": 2.0}
 WAITED = {"verb": "waited", "service": "primary"} | WAIT
+DRILLED = {"verb": "drilled", "incident": "20261130T-primary", "fault": "engine-core-kill"}
 
 
 def test_a_route_is_told_and_saved_once() -> None:
@@ -51,13 +52,14 @@ def test_new_rules_are_told_with_the_next_world() -> None:
 def test_the_gateways_words_become_events() -> None:
     assert heard(DEATH | {"requests": [REQUEST]}, 7.0) == e.Casualties(
         7.0, mark("primary#2"), 3, (InFlight(**REQUEST),))
+    assert heard(DRILLED, 7.0) == e.Drilled(7.0, "20261130T-primary", "engine-core-kill")
     assert heard(WAITED, 7.0) == e.Waited(7.0, "primary", Wait(2, 3.5, 2.0, failed=1, replayed=1))
 
 
 @pytest.mark.parametrize("said", [
     DEATH, DEATH | {"requests": "many"}, DEATH | {"requests": ["one"]}, DEATH | {"requests": [{"id": 1}]},
     DEATH | {"requests": [], "in_flight": "some"}, WAITED | {"requests": "two"}, WAITED | {"unknown": 1},
-    {"verb": "waited"}])
+    {"verb": "waited"}, DRILLED | {"fault": "made-up"}, DRILLED | {"incident": 7}, {"verb": "drilled"}])
 def test_words_that_can_not_be_read_are_refused(said: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         heard(said, 7.0)

@@ -106,8 +106,10 @@ def test_an_engine_starts_by_what_is_pending_once(read: Read) -> None:
     stage.next = read(**{"engines.a.args": {"max-num-seqs": 32}})
     assert stage.reload()[0]
     assert stage.reload.report()["pending"] == {"a": ["args.max-num-seqs"], "b": ["args.max-num-seqs"]}
+    assert stage.reload.profile("a")["max-num-seqs"] == 64, "as it runs"
     launch = stage.reload.start_of("a")
     assert launch and launch.argv[-2:] == ("--max-num-seqs", "32")
+    assert (stage.reload.profile("a")["max-num-seqs"], stage.reload.profile("b")["max-num-seqs"]) == (32, 64)
     assert stage.reload.start_of("a") is None
     assert stage.reload.report()["pending"] == {"b": ["args.max-num-seqs"]}
     assert stage.reload()[0], "the same file again"

@@ -16,7 +16,7 @@ import sys
 
 from tests.bench.table import ROOT, machine
 
-NAMES = ("restart",)
+NAMES = ("restart", "idle", "detection", "growth", "scan", "failover", "gateway")
 
 
 def main() -> int:

@@ -18,7 +18,6 @@ import argparse
 import os
 import select
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,14 +27,15 @@ from pathlib import Path
 from statistics import median
 
 import psutil
-from tests.bench.table import Row, program, show, spread
+from tests.bench.peers import AbsentError, running, wanted
+from tests.bench.table import Row, show, spread
 from tests.system.harness import Watchdog, free_port
 from tests.systemd.box import Box, missing
 
 APART_S = 1.2               # between kills: runit lets a child that lived for less than a second wait for one
 WITHIN_S = 15.0
 SLEEPS = 1_000_000_000      # the seconds that each contender's child sleeps tell whose it is
-Context = AbstractContextManager[None]
+Context = AbstractContextManager[object]
 
 
 class Board:
@@ -75,33 +75,6 @@ class Board:
 
 
 # -- the contenders
-
-
-class AbsentError(Exception):
-    """A peer is not here."""
-
-
-def wanted(name: str) -> str:
-    found = program(name)
-    if found is None:
-        raise AbsentError(f"no {name}")
-    return found
-
-
-@contextmanager
-def running(words: list[str]) -> Iterator[None]:
-    """A supervisor in the foreground."""
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                               start_new_session=True)
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
 
 
 @contextmanager

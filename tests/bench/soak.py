@@ -1,6 +1,6 @@
 """Random faults for an hour, from a seed, on the real daemon and gateway with stand-in engines under load.
 
-    python -m tests.bench.soak [--seed 8] [--minutes 60] [--report FILE]
+    python -m tests.bench.soak [steady] [rough] [--seed 8] [--minutes 60] [--report FILE] [--samples FILE]
 
 Two hosts at the same time.  The steady one has a hot pair, and only its engines fail, so that its daemon and gateway live
 for the whole time: their memory, descriptors and threads are sampled, and its page and metrics are read.  The rough one
@@ -24,15 +24,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import linear_regression
 
 import requests
+from tests.bench.soak_report import Sample, Tally, judged, report, sample, trend
+from tests.system.faults import FAULTS
 from tests.system.harness import Receiver, free_port
-from tests.system.matrix import FAULTS
 from tests.system.stage import Stage, Watch
 
 PAUSE_S = (3.0, 12.0)       # between calm and the next fault
@@ -41,8 +40,8 @@ AWAY_S = 5.0
 CALM_S = 120.0
 SAMPLE_S = 5.0
 WARM_UP = 0.25              # of the time: the plots' ten minutes fill, glibc's arenas and Python's caches settle
-GOAL_MIB_PER_H = 1.0
 RECEIVER_AWAY = "receiver away"
+ENDING = threading.Event()  # SIGTERM: each host finishes the fault that it has, is judged and taken down
 SCENES = ("port taken", "both engines")         # they need a calm host to begin with
 HANG = {"still_s": 2.0, "probe_s": 5.0, "patience_s": 3.0, "dead_s": 4.0}      # others work on this machine, too
 
@@ -67,63 +66,6 @@ def plan(seed: int, rough: bool, standby: str) -> Iterator[Step]:
     while True:
         faults = chance.sample(plain, 2) if chance.random() < OVERLAP else [chance.choice(names)]
         yield Step(chance.uniform(*PAUSE_S), tuple(faults), chance.uniform(*OVERLAP_S))
-
-
-@dataclass
-class Tally:
-    """What one host has to show."""
-
-    name: str
-    faults: Counter[str] = field(default_factory=Counter)
-    incidents: int = 0
-    problems: list[str] = field(default_factory=list)
-    doubles: set[str] = field(default_factory=set)
-    orphans: list[str] = field(default_factory=list)
-    lost: Counter[str] = field(default_factory=Counter)
-    with_gateway: Counter[str] = field(default_factory=Counter)
-    whole: int = 0
-    cut: int = 0
-    untold: list[str] = field(default_factory=list)
-    twice: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Sample:
-    at_s: float
-    pss_mib: float
-    fds: int
-    threads: int
-
-
-def sample(pid: int, at_s: float) -> Sample:
-    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    pss_kib = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
-    status = Path(f"/proc/{pid}/status").read_text()
-    threads = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Threads:"))
-    return Sample(at_s, pss_kib / 1024, len(os.listdir(f"/proc/{pid}/fd")), threads)
-
-
-@dataclass(frozen=True)
-class Trend:
-    """Of one process, after the warm-up; growth is the difference of the medians of the first and the last quarter."""
-
-    mib_per_h: float
-    first_mib: float
-    last_mib: float
-    fds: int
-    threads: int
-
-
-def trend(samples: list[Sample], warm_s: float) -> Trend:
-    kept = [each for each in samples if each.at_s >= warm_s]
-    slope = linear_regression([each.at_s / 3600 for each in kept], [each.pss_mib for each in kept]).slope
-    quarter = max(1, len(kept) // 4)
-
-    def growth(what: str) -> int:
-        first, last = (sorted(getattr(each, what) for each in part) for part in (kept[:quarter], kept[-quarter:]))
-        return int(last[len(last) // 2] - first[len(first) // 2])
-
-    return Trend(slope, kept[0].pss_mib, kept[-1].pss_mib, growth("fds"), growth("threads"))
 
 
 # -- one host
@@ -172,25 +114,44 @@ def quiet(stage: Stage) -> bool:
     return {each["name"]: each["phase"] for each in doc["engines"]}["backup"] in ("asleep", "stopped")
 
 
-def work(stage: Stage, steps: Iterator[Step], until: float, tally: Tally) -> None:
-    """Steps until the time is over; what is not as promised is noted, and it goes on."""
+def work(stage: Stage, steps: Iterator[Step], seconds: float, tally: Tally) -> None:
+    """Steps until the time is over; what is not as promised is noted, and it goes on, unless the host stays ill."""
+    began = time.monotonic()
     with Watch(stage) as watch:
-        while time.monotonic() < until:
-            step = next(steps)
-            time.sleep(step.pause_s)
-            try:
-                for number, name in enumerate(step.faults):
-                    time.sleep(step.overlap_s * number)
-                    strike(stage, name, tally)
-                rest(stage)
-                stage.answered()
-                tally.orphans += stage.strays()
-            except (AssertionError, OSError) as error:
-                tally.problems.append(f"{' + '.join(step.faults)}: {type(error).__name__} {str(error)[:2000]}")
-                print(f"{tally.name}: {tally.problems[-1]}", flush=True)
-                rest(stage)
+        for step in steps:
+            left_s = began + seconds - time.monotonic()
+            if left_s <= 0 or ENDING.wait(min(step.pause_s, left_s)):
+                break
+            if not _struck(stage, step, tally) and not _mended(stage, tally):
+                break
+    tally.lasted_s = time.monotonic() - began
     tally.doubles |= watch.seen
     told(stage, tally)
+
+
+def _struck(stage: Stage, step: Step, tally: Tally) -> bool:
+    """One step, until all is as before; False: it is not, and that is noted."""
+    try:
+        for number, name in enumerate(step.faults):
+            time.sleep(step.overlap_s * number)
+            strike(stage, name, tally)
+        rest(stage)
+        stage.answered()
+    except (AssertionError, OSError) as error:
+        tally.problems.append(f"{' + '.join(step.faults)}: {type(error).__name__} {str(error)[:2000]}")
+        print(f"{tally.name}: {tally.problems[-1]}", flush=True)
+        return False
+    tally.orphans += stage.strays()
+    return True
+
+
+def _mended(stage: Stage, tally: Tally) -> bool:
+    try:
+        rest(stage)
+    except AssertionError:
+        tally.problems.append("it stayed ill: this host ended early")
+        return False
+    return True
 
 
 def told(stage: Stage, tally: Tally) -> None:
@@ -219,13 +180,16 @@ def close(stage: Stage, tally: Tally) -> None:
 def rough(folder: Path, seed: int, seconds: float, tally: Tally) -> None:
     for standby in ("cold", "sleeping"):
         own = Tally(tally.name)
+        if ENDING.is_set():
+            break
+        stage = Stage(folder / standby, standby, True, CALM_S, hang=HANG, daemon=DAEMON)
         try:
-            with Stage(folder / standby, standby, True, CALM_S, hang=HANG, daemon=DAEMON) as stage:
-                work(stage, plan(seed, True, standby), time.monotonic() + seconds / 2, own)
+            with stage:
+                work(stage, plan(seed, True, standby), seconds / 2, own)
                 stage.crowd.stopping = True
-            close(stage, own)
         except AssertionError as error:
             own.problems.append(f"{standby}: {error}")
+        close(stage, own)
         merge(tally, own)
 
 
@@ -239,9 +203,9 @@ def merge(tally: Tally, own: Tally) -> None:
 def steady(folder: Path, seed: int, seconds: float, tally: Tally, samples: dict[str, list[Sample]]) -> None:
     page = free_port()
     over = threading.Event()
+    stage = Stage(folder, "hot", True, CALM_S, hang=HANG, daemon=DAEMON | {"listen": f"127.0.0.1:{page}"})
     try:
-        with Stage(folder, "hot", True, CALM_S, hang=HANG,
-                   daemon=DAEMON | {"listen": f"127.0.0.1:{page}"}) as stage:
+        with stage:
             assert stage.host.daemon
             pids = {"daemon": stage.host.daemon.pid, "gateway": stage.gateway.pid}
             began = time.monotonic()
@@ -255,57 +219,15 @@ def steady(folder: Path, seed: int, seconds: float, tally: Tally, samples: dict[
 
             watcher = threading.Thread(target=look, daemon=True)
             watcher.start()
-            work(stage, plan(seed, False, "hot"), began + seconds, tally)
+            work(stage, plan(seed, False, "hot"), seconds, tally)
             over.set()
             watcher.join(60)
             stage.crowd.stopping = True
-        close(stage, tally)
     except AssertionError as error:
         tally.problems.append(str(error))
     finally:
         over.set()
-
-
-# -- the report
-
-
-def judged(tallies: list[Tally], trends: dict[str, Trend], warm: bool) -> list[tuple[str, str, str, bool | None]]:
-    """What, figure, goal, met."""
-    def lines(name: str) -> list[str]:
-        return [line for tally in tallies for line in getattr(tally, name)]
-
-    lost = sum((tally.lost for tally in tallies), Counter[str]())
-    gone = sum((tally.with_gateway for tally in tallies), Counter[str]())
-    rows: list[tuple[str, str, str, bool | None]] = [
-        ("faults struck", str(sum(sum(tally.faults.values()) for tally in tallies)), "", None),
-        ("incidents", str(sum(tally.incidents for tally in tallies)), "", None),
-        ("requests answered whole / cut after they had begun",
-         f"{sum(tally.whole for tally in tallies)} / {sum(tally.cut for tally in tallies)}", "", None),
-        *((what, f"{len(found)}", "0", not found) for what, found in (
-            ("not calm again, or not as promised", lines("problems")), ("orphans", lines("orphans")),
-            ("double engines", lines("doubles")), ("lost alerts", lines("untold")), ("alerts told twice", lines("twice")))),
-        ("requests lost that had not begun", f"{lost.total()} {dict(lost) or ''}".strip(), "0", not lost),
-        ("... that a killed gateway had", f"{gone.total()} {dict(gone) or ''}".strip(), "", None),
-    ]
-    for name, each in trends.items():
-        slope = f"{each.mib_per_h:+.2f} MiB/h ({each.first_mib:.1f} to {each.last_mib:.1f} MiB)"
-        rows.append((f"memory of the {name} (PSS, after the warm-up)", slope, f"<= {GOAL_MIB_PER_H:.0f} MiB/h",
-                     each.mib_per_h <= GOAL_MIB_PER_H if warm else None))
-        rows.append(("... its descriptors / threads more", f"{each.fds:+d} / {each.threads:+d}", "0 / 0",
-                     each.fds <= 0 and each.threads <= 0))
-    return rows
-
-
-def report(rows: list[tuple[str, str, str, bool | None]], tallies: list[Tally], heading: str) -> str:
-    words = {True: "yes", False: "**no**", None: ""}
-    lines = [heading, "", "| | found | goal | met |", "| --- | --- | --- | --- |"]
-    lines += [f"| {what} | {figure} | {goal} | {words[met]} |" for what, figure, goal, met in rows]
-    for tally in tallies:
-        faults = ", ".join(f"{name} {count}" for name, count in sorted(tally.faults.items()))
-        lines += ["", f"{tally.name.capitalize()} host: {faults}."]
-        for what in ("problems", "orphans", "doubles", "untold", "twice"):
-            lines += [f"- {what}: {line.splitlines()[0]}" for line in getattr(tally, what)]
-    return "\n".join(lines) + "\n"
+    close(stage, tally)
 
 
 def commit() -> str:
@@ -315,19 +237,23 @@ def commit() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("hosts", nargs="*", metavar="steady|rough", help="both, if none is named")
     parser.add_argument("--seed", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--report", type=Path, help="the table as Markdown")
     parser.add_argument("--samples", type=Path, help="memory, descriptors, threads as CSV")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if unknown := set(options.hosts) - {"steady", "rough"}:
+        parser.error(f"no such host: {', '.join(unknown)}; expected steady or rough")
+    signal.signal(signal.SIGTERM, lambda *_: ENDING.set())
     seconds, samples = options.minutes * 60, dict[str, list[Sample]](daemon=[], gateway=[])
-    tallies = [Tally("steady"), Tally("rough")]
+    tallies = [Tally(name) for name in options.hosts or ("steady", "rough")]
     heading = (f"Seed {options.seed}, {options.minutes:g} minutes, commit {commit()}; {platform.machine()}, "
                f"{os.cpu_count()} cores, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f} at the start.")
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        hosts = [threading.Thread(target=steady, args=(Path(folder) / "steady", options.seed, seconds, tallies[0], samples)),
-                 threading.Thread(target=rough, args=(Path(folder) / "rough", options.seed, seconds, tallies[1]))]
+        lives = {"steady": lambda tally: steady(Path(folder) / "steady", options.seed, seconds, tally, samples),
+                 "rough": lambda tally: rough(Path(folder) / "rough", options.seed, seconds, tally)}
+        hosts = [threading.Thread(target=lives[tally.name], args=(tally,)) for tally in tallies]
         for host in hosts:
             host.start()
         for host in hosts:
@@ -338,7 +264,7 @@ def main() -> int:
         options.samples.write_text("\n".join(["process,at_s,pss_mib,fds,threads", *lines]) + "\n", "utf-8")
     warm_s = WARM_UP * seconds
     trends = {name: trend(each, warm_s) for name, each in samples.items() if sum(one.at_s >= warm_s for one in each) > 1}
-    rows = judged(tallies, trends, warm=options.minutes >= 30)
+    rows = judged(tallies, trends, seconds)
     text = report(rows, tallies, heading)
     print(text)
     if options.report:

@@ -168,7 +168,9 @@ class Scene:
         return [command for command in self.told if isinstance(command, kind)]
 
     def said(self, name: str) -> list[dict[str, str]]:
-        return [dict(say.fields) for say in self.all(c.Say) if say.name == name]
+        """The fields of each line, but for what is the same in Chinese."""
+        return [{key: value for key, value in say.fields if not key.endswith("_zh")}
+                for say in self.all(c.Say) if say.name == name]
 
     def alerts(self) -> list[tuple[str, str]]:
         return [(alert.kind, alert.incident.class_) for alert in self.all(c.Alert)]

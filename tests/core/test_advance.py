@@ -286,6 +286,20 @@ def test_what_clients_waited_is_told_in_the_open_incident_and_else_only_said() -
     scene.feed(e.Waited(61.0, "nobody", wait))
 
 
+def test_a_drills_word_is_told_in_its_own_incident_and_has_no_other_effect() -> None:
+    scene = Scene(SOLO).serve()
+    scene.crash("primary", 5.0)
+    before = scene.world
+    (incident,) = before.incidents
+    scene.feed(e.Drilled(6.0, incident.id, "engine-core-kill"))
+    (told,) = scene.world.incidents
+    assert told.timeline[-1].what == "drill" and told.timeline[-1].text == "engine-core-kill"
+    assert scene.world.engines == before.engines and told.urgency is incident.urgency
+    scene.feed(e.Drilled(7.0, "another", "engine-core-kill"))
+    assert scene.world.incidents == (told,)
+    assert [line["incident"] for line in scene.said("drill")] == [incident.id, "another"]
+
+
 def test_an_exit_is_kept_with_whose_doing_it_was() -> None:
     scene = Scene(SOLO).serve()
     scene.feed(e.Exited(5.0, M, -9))

@@ -473,6 +473,35 @@ def test_what_died_while_no_watchdog_ran_is_an_outage_all_the_same() -> None:
     assert not after.world.incidents[0].unserved
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_the_log_says_why_an_engine_ended_while_no_watchdog_ran(late: bool) -> None:
+    served = Scene(plan(backup=False, gpus=(0,), share=0.8))
+    served.gpus(0.1, gpu(1))
+    served.serve()
+    after = reborn(served, 50.0)
+    assert after.only(c.Drain).mark == mark("primary#1")
+    if late:
+        after.gpus(50.1, gpu(1))
+        assert after.only(c.Spawn).mark == mark("primary#2"), "it does not wait for the log"
+    after.feed(e.LogRead(50.2, mark("primary#1"), (finding("engine_dead_v1"), finding("oom_runtime", "no 352 MiB")), True))
+    (incident,) = after.world.incidents
+    assert (incident.class_, incident.text) == ("oom_runtime", "no 352 MiB")
+    assert [(each.mark, each.class_, each.text) for each in incident.failures] == [
+        ("primary#1", "oom_runtime", "no 352 MiB")]
+    assert {line.class_ for line in incident.findings} == {"engine_dead_v1", "oom_runtime"}
+    assert after.alerts() == [("opened", "unexpected_exit")], "told once, and not again for its name"
+    assert after.phase() is (Phase.STARTING if late else Phase.RELEASING) and not after.engine().life.charged
+
+
+def test_a_late_line_of_a_generation_that_we_stopped_names_nothing() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    scene.feed(e.Asked(10.0, 1, "restart", "primary", ""))
+    scene.bury()
+    assert scene.engine().generation == 2
+    scene.feed(e.LogRead(10.2, mark("primary#1"), (finding("oom_runtime"),), True))
+    assert not scene.world.incidents
+
+
 def test_what_failed_and_had_no_incident_yet_when_the_daemon_died_is_missed_too() -> None:
     scene = Scene(plan(backup=False)).serve()
     scene.feed(e.Exited(10.0, scene.engine().mark, 0))

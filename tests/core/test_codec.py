@@ -172,6 +172,7 @@ EVENTS = (
     e.LogRead(13.0, M, INCIDENT.findings, True),
     e.KernelRead(14.0, INCIDENT.findings), e.KernelRead(14.0, Unknown(1.0, "EPERM")),
     e.Casualties(14.5, M, 3, (e.InFlight(1, 100_000, 2.5, True, "abc", 38_000, "cut"),)),
+    e.Drilled(14.7, "id", "engine-core-kill"),
     e.Waited(14.6, "primary", Wait(3, 48.2, 47.0, 1, 2)),
     e.Asked(15.0, 3, "restart", "primary", "because"), e.Asked(15.0, 3, "pause"),
 )

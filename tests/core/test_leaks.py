@@ -85,14 +85,14 @@ def test_a_leak_names_its_process_its_rate_and_when_the_limit_is_met() -> None:
     assert growth.leaks and growth.per_min == pytest.approx(302, rel=0.01)
     assert growth.who == "EngineCore (PID 101)"
     assert growth.eta_s == pytest.approx(32 * 1024 / 302 * 60, rel=0.02)
-    assert str(growth) == "302 MiB a minute: the host's 64.0 GiB are reached in about 109 min"
+    assert growth.words.en == "302 MiB a minute: the host's 64.0 GiB are reached in about 109 min"
     assert whole(*grown(60, core=2, api=100))["rss"].who == "API server (PID 100)"
 
 
 def test_growth_that_would_not_meet_its_limit_in_time_is_shown_and_no_leak() -> None:
     growth = whole(*grown(60, core=2))["rss"]
     assert not growth.leaks and growth.per_min == pytest.approx(2, rel=0.01)
-    assert str(growth).endswith("reached in about 11 days")
+    assert growth.words.en.endswith("reached in about 11 days")
 
 
 def test_what_does_not_grow_meets_no_limit_and_names_nobody() -> None:
@@ -108,9 +108,9 @@ def test_little_is_no_judgement() -> None:
 def test_a_tighter_cgroup_is_the_limit() -> None:
     tight = replace(host(), cgroup_total=40 * GIB, cgroup_available=10 * GIB)
     growth = whole(*grown(60, core=100), tight)["rss"]
-    assert growth.limit == "the cgroup's 40.0 GiB are" and growth.left == 10 * GIB
+    assert growth.limit.en == "the cgroup's 40.0 GiB are" and growth.left == 10 * GIB
     wide = replace(host(), cgroup_total=90 * GIB, cgroup_available=80 * GIB)
-    assert whole(*grown(60, core=100), wide)["rss"].limit == "the host's 64.0 GiB are"
+    assert whole(*grown(60, core=100), wide)["rss"].limit.en == "the host's 64.0 GiB are"
 
 
 def test_without_a_host_there_is_no_limit_to_meet() -> None:
@@ -155,8 +155,8 @@ def test_files_are_those_of_the_process_that_is_nearest_to_its_limit() -> None:
     growth = whole(*grown(60, files=8))["fds"]
     assert growth.who == "EngineCore (PID 101)" and growth.leaks
     assert growth.per_min == pytest.approx(8, rel=0.01)
-    assert growth.limit == "its limit of 1024 is" and growth.left == 1024 - 30 - 480
-    assert str(growth) == "8 files a minute: its limit of 1024 is reached in about 64 min"
+    assert growth.limit.en == "its limit of 1024 is" and growth.left == 1024 - 30 - 480
+    assert growth.words.en == "8 files a minute: its limit of 1024 is reached in about 64 min"
 
 
 def test_files_without_a_count_or_a_limit_are_not_judged() -> None:
@@ -172,12 +172,12 @@ def test_a_card_is_judged_like_memory() -> None:
         trends = fed_by_card(trends, tick * 10.0, gpu(50 + tick / 360))
     (growth,) = of_card(trends, gpu(51), DAY)
     assert growth.what == "vram/0" and growth.per_min == pytest.approx(1024 / 60, rel=0.01)
-    assert str(growth) == "17.1 MiB a minute: the card's 100.0 GiB are reached in about 2 days"
+    assert growth.words.en == "17.1 MiB a minute: the card's 100.0 GiB are reached in about 2 days"
 
 
 def test_spans_are_told_as_people_say_them() -> None:
     one = Growth("rss", "", "x is", 0, 1.0, 0, 1)
-    told = [str(replace(one, left=float(left))).rpartition("about ")[2] for left in (60, 7140, 7200, 172_799, 172_800)]
+    told = [replace(one, left=float(left)).words.en.rpartition("about ")[2] for left in (60, 7140, 7200, 172_799, 172_800)]
     assert told == ["1 min", "119 min", "2 h", "48 h", "2 days"]
 
 
@@ -201,9 +201,9 @@ def test_a_leak_is_held_against_the_slope_that_meets_the_limit() -> None:
     (seen,) = held(RSS)
     assert (seen.class_, seen.subject, seen.value, seen.threshold) == ("rss_leak", "e", pytest.approx(114), 60)
     assert (seen.after_s, seen.clear_after_s, seen.margin) == (300, 3600, 12)
-    assert seen.text == ("resident memory grows by 120 MiB a minute: the host's 64.0 GiB are reached in about 5 h, "
+    assert seen.words().en == ("resident memory grows by 120 MiB a minute: the host's 64.0 GiB are reached in about 5 h, "
                          "most of it EngineCore (PID 101)")
-    assert "most of it" not in held(replace(RSS, who=""))[0].text
+    assert "most of it" not in held(replace(RSS, who=""))[0].words().en
 
 
 def test_an_operators_own_limit_counts_where_it_says_more() -> None:
@@ -223,6 +223,6 @@ def test_files_are_held_against_the_slope_that_meets_their_limit() -> None:
     (seen,) = held(files)
     assert (seen.class_, seen.value, seen.threshold) == ("fd_leak", 6, 3)
     assert (seen.after_s, seen.clear_after_s, seen.margin) == (300, 3600, pytest.approx(0.6))
-    assert seen.text.startswith("open files of EngineCore (PID 101) grow by 6 files a minute: its limit of 1024 is")
+    assert seen.words().en.startswith("open files of EngineCore (PID 101) grow by 6 files a minute: its limit of 1024 is")
     assert held(replace(files, needed=inf)) == []
     assert held(replace(files, what="vram/0")) == []

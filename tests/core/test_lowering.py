@@ -5,6 +5,7 @@ from math import inf
 
 import pytest
 
+from vllm_watchdog.core.catalog import Text
 from vllm_watchdog.core.lowering import (
     PATIENCE_MAX,
     Lowering,
@@ -20,6 +21,7 @@ from vllm_watchdog.core.plan import EnginePlan
 from vllm_watchdog.core.symptoms import Watch
 
 CLEAR_S, SOON_S = 120.0, 600.0
+WHY = Text("why", "原因")
 PRIMARY = EnginePlan("primary", 8100, (0, 1), max_seqs=64)
 FULL = Watch("vram_degrade", "gpu0", raised=True, above_since=100.0)
 CALM = Watch("vram_degrade", "gpu0", calm_since=150.0)
@@ -36,6 +38,12 @@ LOWERED = Lowering(16, 220.0, "vram_degrade of gpu0")
 def test_a_service_is_lowered_to_what_its_backup_takes_if_that_is_less(
         primary: int | None, backup: int | None, to: int | None) -> None:
     assert limit(EnginePlan("a", 1, max_seqs=primary), EnginePlan("b", 2, max_seqs=backup)) == to
+
+
+def test_what_the_gateway_lets_through_counts_as_what_an_engine_takes() -> None:
+    primary = EnginePlan("a", 1, max_seqs=64, max_concurrent=8)
+    assert limit(primary, EnginePlan("b", 2, max_seqs=16)) is None
+    assert limit(primary, EnginePlan("b", 2, max_seqs=16, max_concurrent=4)) == 4
 
 
 def test_it_answers_the_memory_of_the_primarys_cards_and_its_kv_cache() -> None:
@@ -70,7 +78,7 @@ def test_it_ends_when_all_was_calm_for_as_long_as_a_symptom_takes_to_clear(
 def test_pressure_that_is_soon_back_must_be_calm_for_twice_as_long_up_to_a_limit() -> None:
     lowering, at, patience = Lowering(), 0.0, []
     for _ in range(7):
-        lowering = begun(lowering, at, 16, "why", SOON_S)
+        lowering = begun(lowering, at, 16, WHY, SOON_S)
         patience.append(lowering.patience)
         calm = replace(lowering, calm_since=at)
         assert [over(calm, at + CLEAR_S * lowering.patience + off, (), CLEAR_S) for off in (-1, 0)] == [False, True]
@@ -80,8 +88,8 @@ def test_pressure_that_is_soon_back_must_be_calm_for_twice_as_long_up_to_a_limit
 
 def test_pressure_long_after_is_a_first_time() -> None:
     impatient = Lowering(ended_at=100.0, patience=8.0)
-    assert begun(impatient, 699.9, 16, "why", SOON_S).patience == 16.0
-    assert begun(impatient, 700.0, 16, "why", SOON_S) == Lowering(16, 700.0, "why", ended_at=100.0)
+    assert begun(impatient, 699.9, 16, WHY, SOON_S).patience == 16.0
+    assert begun(impatient, 700.0, 16, WHY, SOON_S) == Lowering(16, 700.0, "why", ended_at=100.0, why_zh="原因")
 
 
 # -- in vain

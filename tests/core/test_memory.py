@@ -57,7 +57,7 @@ def test_that_a_service_is_lowered_and_how_long_failback_waits_is_remembered() -
     for at in range(10, 131, 10):
         scene.scrape(at, at=float(at), kv=0.99, waiting=5.0)
     scene.scrape(140, at=140.0)
-    lowered = Lowering(16, 130.0, "kv_pressure of primary")
+    lowered = Lowering(16, 130.0, "kv_pressure of primary", why_zh="primary 的 kv_pressure")
     assert remembered(scene.world).services == (ServiceMemory("primary", False, float("-inf"), 1.0, lowered),)
     assert CODEC.decode(json.loads(json.dumps(encode(remembered(scene.world))))) == remembered(scene.world)
     patient = scene.world.with_service(replace(scene.world.services[0], patience=4.0))

@@ -5,10 +5,11 @@ from tests.core.scenes import Scene, finding, gpu, mark, plan
 
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core import events as e
+from vllm_watchdog.core.advance import advance
 from vllm_watchdog.core.failover import Side
 from vllm_watchdog.core.plan import EnginePlan, Limits, Plan, Standby
 from vllm_watchdog.core.policy import Phase
-from vllm_watchdog.core.world import remembered
+from vllm_watchdog.core.world import World, remembered
 
 M = mark("primary#1")
 
@@ -367,3 +368,11 @@ def test_a_handover_without_a_process_hands_over_none() -> None:
     scene = Scene(plan(backup=False))
     scene.feed(e.SpawnFailed(0.1, M, "port_stranger", "taken"))
     assert scene.ask("handover").text == "this daemon leaves; the next one takes over no engine"
+
+
+def test_a_handover_without_systemd_says_that_nobody_starts_the_next_one() -> None:
+    scene = Scene(plan(backup=False))
+    scene.world, _ = advance(World(), e.Booted(0.0, plan(backup=False), 0.0, "boot-1", supervised=False))
+    assert scene.ask("handover").text == (
+        "this daemon leaves; the next one takes over primary#1. It is not run by systemd, so nobody starts the next one: "
+        "until you do (llm-watchdog run), nobody watches the engines")

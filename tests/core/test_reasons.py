@@ -5,26 +5,28 @@ from dataclasses import replace
 from tests.core.scenes import Scene, finding, gpu, plan
 
 from vllm_watchdog.core import events as e
+from vllm_watchdog.core.catalog import Text
 from vllm_watchdog.core.plan import Limits
 from vllm_watchdog.core.policy import ONLY_WHEN_ACTIVE, Phase
 from vllm_watchdog.core.reasons import LAST_LINE, OVERDUE, PAGES, ended, last_words, overdue
 
 
 def test_an_exit_is_told_by_its_code_or_its_signal() -> None:
-    assert ended(1) == "it exited with code 1"
-    assert ended(None) == "it ended; it was an earlier daemon's child, so its exit code is unknown"
-    assert ended(-9) == "it was ended by signal 9, which we did not send"
+    assert ended(1).en == "it exited with code 1"
+    assert ended(None).en == "it ended; it was an earlier daemon's child, so its exit code is unknown"
+    assert ended(-9).en == "it was ended by signal 9, which we did not send"
 
 
 def test_an_exit_that_nothing_explains_is_told_with_the_end_of_its_log() -> None:
-    assert ended(2, ("first", "x" * 999)) == f"it exited with code 2; its log ends in: {'x' * LAST_LINE}"
+    assert ended(2, ("first", "x" * 999)).en == f"it exited with code 2; its log ends in: {'x' * LAST_LINE}"
     assert [(each.class_, each.text) for each in last_words(("a", "b"))] == [
         ("unexpected_exit", "a"), ("unexpected_exit", "b")]
 
 
 def test_every_phase_that_may_last_too_long_says_so() -> None:
     assert set(OVERDUE) == (ONLY_WHEN_ACTIVE - {Phase.BACKOFF}) | {Phase.STARTING}
-    assert overdue(Scene(plan()).engine(), 15.0) == ("spawn_failed", "it was not started within 15 s")
+    text = Text("it was not started within 15 s", "15 秒内未能启动")
+    assert overdue(Scene(plan()).engine(), 15.0) == ("spawn_failed", text)
 
 
 def page(scene: Scene, phase: Phase) -> tuple[str, str, str]:

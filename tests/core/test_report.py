@@ -98,7 +98,8 @@ def test_a_service_that_is_lowered_is_degraded_and_says_since_when_and_why() -> 
         scene.scrape(at, at=float(at), kv=0.99, waiting=5.0)
     document = told(scene)
     assert document["health"] == "degraded"
-    assert document["services"][0]["lowered"] == {"to": 16, "since": WALL + 130, "why": "kv_pressure of primary"}
+    assert document["services"][0]["lowered"] == {"to": 16, "since": WALL + 130, "why": "kv_pressure of primary",
+                                                   "why_zh": "primary 的 kv_pressure"}
 
 
 # -- engines
@@ -129,8 +130,10 @@ def test_how_fast_an_engine_grows_is_told_while_it_runs() -> None:
     world = scene.world.with_engine(replace(scene.engine(), growths=(slow, flat)))
     (told_slow, told_flat) = report(world)["engines"][0]["growth"]
     assert told_slow == {
-        "what": "rss", "who": "EngineCore (PID 7)", "per_min": 60.0, "unit": "MiB", "eta_s": 61440, "leaks": True,
-        "text": "60 MiB a minute: the host's 64.0 GiB are reached in about 17 h"}
+        "what": "rss", "class": "rss_leak", "who": "EngineCore (PID 7)", "per_min": 60.0,
+        "unit": "MiB", "eta_s": 61440, "leaks": True,
+        "text": "60 MiB a minute: the host's 64.0 GiB are reached in about 17 h",
+        "text_zh": "每分钟增长 60 MiB：约 17 h后达到the host's 64.0 GiB are"}
     assert (told_flat["eta_s"], told_flat["leaks"], told_flat["unit"]) == (None, False, "files")
     scene.world = world
     scene.crash("primary", 6.0)

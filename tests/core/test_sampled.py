@@ -8,6 +8,7 @@ from tests.core.scenes import GIB, Scene, finding, gpu, host, mark, metrics, pla
 
 from vllm_watchdog.core import commands as c
 from vllm_watchdog.core import events as e
+from vllm_watchdog.core.catalog import Text
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.plan import Limits, Thresholds
 from vllm_watchdog.core.policy import Phase
@@ -345,7 +346,8 @@ def test_a_watch_of_a_card_without_an_engine_is_the_hosts() -> None:
 
 def test_a_symptom_may_be_critical_clear_at_once_and_need_no_evidence() -> None:
     turn = Turn(serving().world, 5.0)
-    down = Sighting("engine_down", "primary", 1.0, 1.0, 0, 0.5, "nobody serves", 0.0, Urgency.CRITICAL, evidence=False)
+    text = Text("nobody serves", "无人服务")
+    down = Sighting("engine_down", "primary", 1.0, 1.0, 0, 0.5, lambda: text, 0.0, Urgency.CRITICAL, evidence=False)
     hold(turn, [down])
     assert turn.world.incidents[0].urgency is Urgency.CRITICAL
     assert not [command for command in turn.commands if isinstance(command, c.Dump)]

@@ -5,6 +5,7 @@ from math import inf
 import pytest
 from tests.core.scenes import GIB, gpu, host, mark, metrics, tree
 
+from vllm_watchdog.core.catalog import Text
 from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.symptoms import (
     Change,
@@ -24,7 +25,7 @@ LEVELS = Thresholds(vram_warn=((0, 0.85),), vram_degrade=((0, 0.90),), rss_bytes
 
 
 def seen(value: float, after_s: float = 0) -> Sighting:
-    return Sighting("vram_high", "gpu0", value, 0.85, after_s, 0.02, "")
+    return Sighting("vram_high", "gpu0", value, 0.85, after_s, 0.02, lambda: Text("", ""))
 
 
 def watched(*values: tuple[float, float], after_s: float = 0) -> tuple[Watch, list[Change | None]]:
@@ -85,9 +86,9 @@ def test_a_card_is_held_against_both_levels() -> None:
     high, degrade = of_gpu(gpu(88), LEVELS, None)
     assert (high.class_, high.subject, high.value, high.threshold, high.after_s, high.margin) == (
         "vram_high", "gpu0", 0.88, 0.85, 0, 0.02)
-    assert high.text == "GPU 0: 88.0% of 100.0 GiB in use, threshold 85.0%"
+    assert high.words().en == "GPU 0: 88.0% of 100.0 GiB in use, threshold 85.0%"
     assert (degrade.class_, degrade.threshold, degrade.after_s) == ("vram_degrade", 0.90, 120)
-    assert degrade.text == "GPU 0: 88.0% of 100.0 GiB in use, threshold 90.0% for 120 s"
+    assert degrade.words().en == "GPU 0: 88.0% of 100.0 GiB in use, threshold 90.0% for 120 s"
 
 
 def test_a_card_without_a_level_is_only_shown() -> None:
@@ -99,9 +100,9 @@ def test_growth_is_held_against_the_level_after_warm_up() -> None:
     assert (growth.class_, growth.subject, growth.threshold, growth.after_s, growth.margin) == (
         "vram_growth", "gpu1", 0.05, 60, 0.02)
     assert growth.value == pytest.approx(0.06)
-    assert growth.text == "GPU 1: 66.0% of 100.0 GiB in use, 6.0% of the card more than after warm-up"
+    assert growth.words().en == "GPU 1: 66.0% of 100.0 GiB in use, 6.0% of the card more than after warm-up"
     (told,) = of_gpu(gpu(66, index=1), LEVELS, 60 * GIB, "5 MiB a minute")
-    assert told.text == growth.text + "; it grows by 5 MiB a minute"
+    assert told.words().en == growth.words().en + "; it grows by 5 MiB a minute"
 
 
 def test_a_disk_is_low_when_less_is_free_than_wanted() -> None:
@@ -109,7 +110,7 @@ def test_a_disk_is_low_when_less_is_free_than_wanted() -> None:
     assert enough.value < enough.threshold and low.value > low.threshold
     assert (low.class_, low.subject, low.after_s) == ("disk_low", "host", 0)
     assert low.margin == pytest.approx(0.2 * GIB)
-    assert low.text == "2.0 GiB left on the log disk, wanted 2.0"
+    assert low.words().en == "2.0 GiB left on the log disk, wanted 2.0"
 
 
 def test_a_full_kv_cache_counts_only_while_requests_wait() -> None:
@@ -117,9 +118,9 @@ def test_a_full_kv_cache_counts_only_while_requests_wait() -> None:
         of_metrics("e", metrics(kv=0.97, waiting=waiting), LEVELS, None) for waiting in (0.0, 3.0))
     assert (idle.value, busy.value) == (0.0, 0.97)
     assert (busy.class_, busy.subject, busy.threshold, busy.after_s, busy.margin) == ("kv_pressure", "e", 0.95, 120, 0.02)
-    assert busy.text == "KV cache 97% full, 3 waiting"
+    assert busy.words().en == "KV cache 97% full, 3 waiting"
     (unknown,) = of_metrics("e", metrics(kv=0.97, waiting=None), LEVELS, None)
-    assert unknown.value == 0.0 and unknown.text == "KV cache 97% full, 0 waiting"
+    assert unknown.value == 0.0 and unknown.words().en == "KV cache 97% full, 0 waiting"
 
 
 def test_an_engine_that_tells_no_kv_use_has_none_to_watch() -> None:
@@ -130,7 +131,7 @@ def test_resident_memory_is_held_against_its_level() -> None:
     (high,) = of_tree(tree(mark("e#1"), 9), LEVELS)
     assert (high.class_, high.subject, high.value, high.threshold, high.after_s) == ("rss_high", "e", 9 * GIB, 8 * GIB, 0)
     assert high.margin == pytest.approx(0.16 * GIB)
-    assert high.text == "9.0 GiB resident, threshold 8.0"
+    assert high.words().en == "9.0 GiB resident, threshold 8.0"
 
 
 def test_memory_without_a_threshold_is_only_shown() -> None:
@@ -142,7 +143,7 @@ def test_preemptions_are_held_against_their_rate() -> None:
     assert (seen_now.class_, seen_now.subject, seen_now.value, seen_now.threshold, seen_now.after_s) == (
         "preemptions", "e", 12.0, 10, 300)
     assert seen_now.margin == pytest.approx(2)
-    assert seen_now.text == "12 requests a minute are preempted, threshold 10 for 300 s"
+    assert seen_now.words().en == "12 requests a minute are preempted, threshold 10 for 300 s"
 
 
 # -- a counter's rate

@@ -292,6 +292,19 @@ def test_an_exit_that_nothing_explains_is_proved_by_the_end_of_its_log() -> None
     assert [each.text for each in incident.findings] == ["a first line", "sh: vllm: not found"]
 
 
+@pytest.mark.parametrize("code", [126, 127])
+def test_a_command_that_a_shell_can_not_run_is_held_after_one_try(code: int) -> None:
+    scene = Scene(SOLO)
+    scene.feed(e.Spawned(0.5, M, 100))
+    scene.feed(e.Exited(1.0, M, code))
+    scene.feed(e.Emptied(1.0, M))
+    scene.feed(e.LogRead(1.0, M, (), True, ("sh: vllm: not found",)))
+    incident = scene.world.incidents[0]
+    assert (scene.phase(), scene.engine().life.doom, incident.class_) == (Phase.HELD, "spawn_failed", "spawn_failed")
+    assert incident.text == f"it exited with code {code}; its log ends in: sh: vllm: not found"
+    assert [each.text for each in incident.findings] == ["sh: vllm: not found"]
+
+
 def test_an_exit_that_its_log_explains_needs_no_last_words() -> None:
     scene = Scene(SOLO).serve()
     scene.feed(e.Exited(10.0, M, 1))

@@ -76,7 +76,7 @@ HOSTILE = {
     "utf-16": (('{"prompt":"' + "x" * 3000 + '"}').encode("utf-16"), "not UTF-8: byte 0"),
     "half a character": (b'{"prompt":"' + b"\\ud800" * 3000 + b'"}', "lone surrogate"),
     "no number": (b'{"prompt":"' + b"x" * 3000 + b'","n":NaN}', "NaN"),
-    "no json": (b'{"prompt":"' + b"x" * 3000, "not JSON"),
+    "no json": (b'\xef\xbb\xbf{"prompt":"' + b"x" * 3000, "not JSON"),
     "no object": (b'"' + b"x" * 3000 + b'"', "no JSON object"),
     "no prompt": (b'{"prompt":{"a":"' + b"x" * 3000 + b'"}}', "prompt: expected text"),
     "mixed": (b'{"prompt":["a",[1,' + b"true," * 3000 + b"2]]}", "prompt: expected text"),
@@ -243,5 +243,18 @@ def test_a_cut_stream_says_so_in_its_head(model: Path) -> None:
             assert (await client.answer()).headers["x-llm-watchdog-truncated"] == "3001 to 2000 tokens"
             assert len(json.loads(posts(backend)[-1].body)["prompt"]) == 1999
             client.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/score", "/v1/rerank"])
+def test_what_has_no_single_prompt_is_passed_on(path: str, model: Path) -> None:
+    async def work() -> None:
+        async with running() as bench:
+            backend = await Backend().start()
+            serve(bench, backend, model)
+            body = b"--x\r\n\xff\xfe" + b"sound" * 1000
+            assert (await bench.ask("POST", path, body, "Content-Type: multipart/form-data\r\n")).status == 200
+            assert [each.body for each in backend.asked if each.method == "POST"] == [body]
 
     run(work())

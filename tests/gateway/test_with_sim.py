@@ -12,9 +12,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.crowd import crowd, verdicts
 from tests.gateway.harness import Answer, Bench, request, run, running, until
 
 from vllm_watchdog.gateway.routes import Target
@@ -172,5 +174,30 @@ def test_a_dead_core_under_a_live_server_is_noticed_before_its_port_closes() -> 
             assert bench_answer.status == 200
             assert bench_answer.json["usage"]["completion_tokens"] == 100
             connection.close()
+
+    run(work(), 40)
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_prompts_of_all_sizes_never_meet_the_memory_cliff_if_they_wait_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limited: bool
+) -> None:
+    """The articles' case in small: what 8 clients ask for at once takes more memory than there is."""
+    (tmp_path / "gpu.json").write_text(json.dumps({"total_bytes": 20 << 30}))
+    monkeypatch.setenv("LLM_WATCHDOG_SIM_GPU", str(tmp_path))
+
+    async def work() -> None:
+        flags = ("--sim-kib-per-token", "1024", "--gpu-memory-utilization", "0.5", "--served-model-name", "stand-in",
+                 "--long-prefill-token-threshold", "500")
+        sim = await Sim("primary", *flags).start()
+        async with running(long_tokens=1000, suspect_tokens=1000, hold_s=60.0 if limited else 0.1) as bench:
+            bench.serve(sim.serving(), max_tokens=9000 if limited else None)
+            got = await crowd(bench.port, 3, 5, 0.5, ((50, 100), (1000, 8000)), answer=20, deadline_s=20)
+            if limited:
+                assert verdicts(got).keys() == {"short whole", "long whole"}
+                assert sim.process.poll() is None
+            else:
+                assert "long whole" not in verdicts(got), "no cliff, no proof"
+                await until(lambda: sim.process.poll() is not None, "the engine dies")
 
     run(work(), 40)

@@ -19,7 +19,10 @@ from tests.real.rig import START_S, Vllm
 from tests.system.harness import free_port
 
 from vllm_watchdog.gateway.tokens import Counted, Tokens
+from vllm_watchdog.gateway.truncate import CannotCutError, cut
 from vllm_watchdog.prompt_plan import PromptPlan
+
+LIMIT = 150            # tokens that prompts are cut to
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 REQUESTS, HUGE, SEED = 1000, 12, 7
@@ -96,3 +99,21 @@ def test_a_thousand_requests_are_counted_as_the_engine_counts_them(url: str, mod
             f"{len(refused)} refused by the engine")
     assert not wrong, f"{len(wrong)} of {len(counted)} differ: {wrong[:5]}"
     assert len(refused) <= REQUESTS // 50, refused[:5]
+
+
+def test_a_cut_prompt_is_taken_by_the_engine_and_is_as_long_as_we_say(url: str, model: Path, figures: Figures) -> None:
+    tokens, cuts, kept = Tokens(model, PromptPlan()), 0, 0
+    for path, body in all_kinds(SEED + 1, 300, 0):
+        if "chat_template" in body or tokens.count(path, body).longest <= LIMIT:
+            continue
+        try:
+            shorter = cut(tokens, path, body, LIMIT, anything=False)
+        except CannotCutError:
+            kept += 1
+            continue
+        mine = tokens.count(path, shorter)
+        status, told, words = _theirs(url, path, shorter)
+        assert (status, told, words) == (200, mine.tokens, "") and mine.longest <= LIMIT, (path, shorter)
+        cuts += 1
+    figures(f"{cuts} prompts cut to {LIMIT} tokens", note=f"{kept} could not be cut")
+    assert cuts > 40

@@ -19,6 +19,8 @@ model = "a model"
 port = 8100
 gpus = [0]
 api_key = "S3CRET"
+max_concurrent = 32
+max_concurrent_tokens = 100000
 args = {{ max-num-seqs = 64, gpu-memory-utilization = 0.9, x-auth-token = "S3CRET" }}
 [engines.backup]
 backup_for = "primary"
@@ -60,6 +62,8 @@ def test_a_good_file_shows_each_engines_full_command_line() -> None:
 def test_thresholds_are_shown_as_they_hold_for_each_card_and_doubts_are_said() -> None:
     _, out, _ = run(GOOD)
     assert "GPU 0: engines take 0.9 of its memory, warn at 0.85, degrade over 0.975 for 120 s\n" in out
+    assert ("primary: the gateway lets 32 requests and 100000 tokens of prompts through at a time, 0.5 of that to prompts "
+            "of 8000 tokens or more\n") in out
     assert "when VRAM or KV cache of primary stay over them: the gateway lets 16 requests through at a time\n" in out
     assert "RSS of an engine: warn at 8 GiB\n" in out
     assert "warning: thresholds.vram_warn: 0.85 of GPU 0 is crossed as long as its engines take 0.9\n" in out

@@ -6,7 +6,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from tests.system.matrix import FAULTS, Cell, Result, cells, column, report, side_by_side, table
+from tests.system.faults import FAULTS
+from tests.system.matrix import Cell, Result, cells, column, report, side_by_side, table
 from tests.system.stage import PHASES
 
 from vllm_watchdog.core.catalog import CATALOG

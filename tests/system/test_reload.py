@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
 import pytest
+import requests
 from tests.system.conftest import Make
 from tests.system.harness import WITHIN_S, Receiver, Watchdog, engine, free_port
 
@@ -36,6 +38,7 @@ def test_a_reload_tells_what_counts_at_once_and_what_waits_and_a_restart_takes_i
     watchdog.ask("restart", engine="one")
     watchdog.serving("one", after=first["generation"])
     assert args_of(watchdog, "one")[-3:-1] == ["--max-num-seqs", "7"]
+    assert watchdog.engine("one")["profile"] == {"model": "stand-in", "max-num-seqs": 7}
     assert (watchdog.status() or {})["pending"] == {}
     watchdog.fault("one", "oom")
     watchdog.until(lambda: receiver.of("one", kind="opened"), "the new channel is told nothing")
@@ -70,6 +73,27 @@ def test_what_needs_a_new_daemon_is_listed(make: Make) -> None:
 
 
 @pytest.mark.slow
+def test_an_engine_that_is_added_is_there_after_a_handover_with_all_that_is_told_of_one(make: Make) -> None:
+    watchdog = make({"one": engine()}, daemon={"sample_s": 0.2, "listen": f"127.0.0.1:{free_port()}"}).start()
+    first = watchdog.serving("one")
+    watchdog.engines["two"] = engine(args={"max-num-seqs": 5})
+    watchdog.configure(daemon={"sample_s": 0.2, "listen": f"127.0.0.1:{free_port()}"})
+    assert "engines.two: after a restart of the daemon" in watchdog.cli("reload").out
+    assert "waits for a restart of the daemon: daemon.listen, engines.two" in watchdog.cli("status").out
+    watchdog.cli("handover")
+    assert watchdog.daemon and watchdog.daemon.wait(WITHIN_S) == 0
+    watchdog.start()
+    assert watchdog.serving("two")["profile"] == {"model": "stand-in", "max-num-seqs": 5}
+    assert watchdog.serving("one")["pid"] == first["pid"]
+    at = watchdog.said("web.listening")[-1]["url"]
+    told = requests.get(f"{at}api/v1/status", timeout=10).json()
+    assert [each["profile"].get("max-num-seqs") for each in told["engines"]] == [None, 5]
+    metrics = requests.get(f"{at}metrics?engines=1", timeout=10).text
+    assert 'llm_watchdog_engine_page_ok{engine="two"} 1.0' in metrics
+    assert re.search(r'^vllm:[^\n]*watchdog_engine="two"', metrics, re.MULTILINE)
+
+
+@pytest.mark.slow
 def test_a_handover_costs_no_engine_and_forgives_nothing(make: Make) -> None:
     watchdog = make({"one": engine()}, restart={"backoff_s": 0.1, "backoff_max_s": 0.2, "budget": 5}).start()
     first = watchdog.serving("one")
@@ -77,7 +101,9 @@ def test_a_handover_costs_no_engine_and_forgives_nothing(make: Make) -> None:
     before = watchdog.serving("one", after=first["generation"])
     incident = watchdog.until(lambda: watchdog.incident("one"), "no incident")
     said = watchdog.cli("handover")
-    assert (said.code, said.out) == (0, f"this daemon leaves; the next one takes over one#{before['generation']}\n")
+    assert (said.code, said.out) == (
+        0, f"this daemon leaves; the next one takes over one#{before['generation']}. It is not run by systemd, so nobody "
+        "starts the next one: until you do (llm-watchdog run), nobody watches the engines\n")
     assert watchdog.daemon and watchdog.daemon.wait(WITHIN_S) == 0
     assert watchdog.prompt("one") == 200
     watchdog.start()

@@ -34,7 +34,9 @@ def test_the_history_is_listed(site: Site) -> None:
 
 def test_every_class_has_its_title_in_both_languages(site: Site) -> None:
     titles = site.get("/api/v1/classes").json["classes"]
-    assert titles["engine_proc_died"] == {"en": "The engine process was ended from outside", "zh": "引擎进程被外部终止"}
+    died = titles["engine_proc_died"]
+    assert (died["en"], died["zh"]) == ("The engine process was ended from outside", "引擎进程被外部终止")
+    assert died["advice"] and all(each["en"] and each["zh"] for each in died["advice"])
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "1001", "x", "", "1e3", "9" * 30, "١"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from tests.system.harness import Watchdog, backup, engine, free_port
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -78,6 +81,7 @@ def test_it_is_there_within_a_second_and_small(page: Any) -> None:
     sizes = page.evaluate("performance.getEntriesByType('resource').filter(e => e.name.includes('/static/'))"
                           ".map(e => e.transferSize)")
     assert len(sizes) == 7 and sum(sizes) < 150_000
+    assert page.evaluate("[...document.querySelector('#engines').childNodes].every((node) => node.className === 'service')")
     assert paint < 1000, f"{paint:.0f} ms"
 
 
@@ -155,19 +159,63 @@ def test_every_control_works_by_keyboard_and_asks_first(host: Watchdog, page: An
     press(page, "Enter")
 
 
-def test_page_command_line_metrics_and_api_agree(host: Watchdog, page: Any) -> None:
-    import requests
+SHOWN = """() => ({
+    report: state.report, health: document.body.dataset.health, paused: $("pause").dataset.act === "resume",
+    phases: Object.fromEntries([...document.querySelectorAll(".engine")].map((one) =>
+        [one.querySelector("h4").textContent, one.querySelector(".badge").textContent])),
+    words: Object.fromEntries(Object.entries(WORDS.en).filter(([key]) => key.startsWith("phase_"))),
+    routes: [...document.querySelectorAll(".to")].map((one) => one.textContent),
+    open: [...document.querySelectorAll("article.open")].map((one) => one.dataset.key) })"""
+TOLD = ("health", "paused", "services", "engines", "gpus", "incidents", "symptoms")
 
-    at = url(host)
-    doc = requests.get(f"{at}api/v1/status", timeout=5).json()
-    metrics = requests.get(f"{at}metrics", timeout=5).text
-    shown = page.inner_text("#engines")
-    said = host.cli("status").out
-    for one in doc["engines"]:
-        labels = f'engine="{one["name"]}",llm_watchdog_engine_phase="{one["phase"]}"'
-        assert f"llm_watchdog_engine_phase{{{labels}}} 1.0" in metrics
-        assert one["phase"] in shown and one["name"] in said and one["phase"] in said
-    assert page.evaluate("document.body.dataset.health") == doc["health"] == host.status()["health"]  # type: ignore[index]
+
+def test_at_every_moment_of_an_incident_page_command_line_metrics_and_api_tell_one_report(host: Watchdog, page: Any) -> None:
+    """What the page shows is the report that it holds; that report is the one which the others had of the same instant."""
+    before, told, shown = host.serving("backup"), dict[float, list[Any]](), dict[float, Any]()
+    os.kill(host.core("backup"), 9)
+
+    def look() -> bool:
+        for document in (requests.get(f"{url(host)}api/v1/status", timeout=5).json(),
+                         json.loads(host.cli("status", "--json").out)):
+            told.setdefault(document["at"], []).append({key: document[key] for key in TOLD})
+        seen = page.evaluate(SHOWN)
+        report = seen["report"]
+        shown[report["at"]] = {key: report[key] for key in TOLD}
+        assert (seen["health"], seen["paused"]) == (report["health"], report["paused"])
+        assert seen["phases"] == {each["name"]: seen["words"][f"phase_{each['phase']}"] for each in report["engines"]}
+        assert seen["open"] == [incident["id"] for incident in report["incidents"]]
+        for service, route in zip(report["services"], seen["routes"], strict=True):
+            assert service["serving"] is None or route == f"→ {service['serving']} :{service['port']}"
+        metrics = requests.get(f"{url(host)}metrics", timeout=5).text
+        assert all(len(re.findall(rf'^llm_watchdog_engine_phase{{engine="{each["name"]}",[^}}]*}} 1.0$', metrics, re.M)) == 1
+                   for each in report["engines"])
+        return any(each["name"] == "backup" and each["phase"] == "serving" and each["generation"] > before["generation"]
+                   for each in report["engines"])
+
+    host.until(look, "the page never shows the next one", 60.0)
+    phases = {each["phase"] for document in shown.values() for each in document["engines"] if each["name"] == "backup"}
+    assert len(phases) >= 2, phases
+    same = [(at, document) for at, document in shown.items() if at in told]
+    assert all(document == other for at, document in same for other in told[at])
+    assert all(first == other for first, *others in told.values() for other in others)
+
+
+def test_in_chinese_no_sentence_is_left_in_english(host: Watchdog, page: Any) -> None:
+    page.focus("#language")
+    press(page, "Enter")
+    page.wait_for_selector("#history button")
+    page.focus("#history button")
+    press(page, "Enter")
+    page.wait_for_selector("#incident[open] .timeline li")
+    told = page.locator("#incident .timeline span, #incident .deeds span, #incident .state, #incident .advice li, "
+                        "#incident h3, #incident .badge, #said li").all_inner_texts()
+    assert len(told) > 20
+    row = host.until(lambda: host.incident("primary"), "no incident")
+    lines = (re.escape(finding["text"]) for finding in row["incident"]["findings"])
+    foreign = re.compile("|".join((*lines, "日志最后一行：.*", "日志显示.*")))
+    left = [text for text in told if re.search("([a-z]+ ){3}", foreign.sub("", text))]
+    assert left == []
+    assert re.search("[\u4e00-\u9fff]", page.inner_text("#incident pre"))
 
 
 def test_a_daemon_that_is_gone_is_said_and_its_return_is_seen(host: Watchdog, page: Any) -> None:

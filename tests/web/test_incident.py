@@ -7,6 +7,7 @@ from tests.core.scenes import Scene, finding, plan
 
 from vllm_watchdog.core import story
 from vllm_watchdog.core.codec import encode
+from vllm_watchdog.core.commands import Record
 from vllm_watchdog.core.incidents import Incident
 from vllm_watchdog.web.incident import classes, told
 
@@ -32,6 +33,18 @@ def test_an_incident_is_told_in_its_own_words_not_the_catalogue_s() -> None:
     assert whole["state"]["en"].startswith("Not resolved, a human is needed") and whole["state"]["zh"].startswith("未恢复")
     assert whole["gap"]["en"].startswith("No engine serves since")
     assert [each["at"] for each in whole["actions"]] == [story.wall(incident, step.at) for step in story.actions(incident)]
+
+
+def test_cause_and_timeline_are_told_in_both_languages() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    scene.crash("primary", 10.0)
+    whole = told(row(scene.all(Record)[-1].incident))
+    assert whole["cause"] == {"en": "unexpected_exit: it exited with code 1", "zh": "unexpected_exit：以退出码 1 退出"}
+    opened = whole["timeline"][0]
+    assert (opened["what"], opened["zh"]) == ({"en": "opened", "zh": "发生"}, "unexpected_exit：以退出码 1 退出")
+    assert opened["at"] == whole["incident"]["wall_opened"]
+    assert [(line["what"]["zh"], line["zh"]) for line in whole["timeline"][1:]] == [
+        ("阶段", "primary：等待重启 → 等待显存"), ("阶段", "primary：等待显存 → 启动中"), ("启动", "正在启动 primary#2")]
 
 
 def test_one_that_can_not_be_read_has_the_catalogue_s_words() -> None:

@@ -89,12 +89,13 @@ def test_a_stream_begins_with_the_report_and_goes_on_with_what_changes(site: Sit
         data = read_until(link, b"\n\nevent: report")
         site.document = site.document | {"health": "down"}
         site.web.changed()
-        site.web.said({"say": "engine.phase", "now": "held"})
+        site.web.said({"say": "engine.phase", "engine": "p#1", "was": "dead", "now": "held", "because": "exit"})
         data = read_until(link, b'"health": "down"')
         if b"event: said" not in data:
             data += read_until(link, b"event: said")
         lines = [json.loads(part.partition(b"data: ")[2]) for part in data.split(b"\n\n") if part.startswith(b"event: said")]
-        assert lines == [{"say": "engine.phase", "now": "held"}]
+        assert [(line["say"], line["words"]["en"], line["words"]["zh"]) for line in lines] == [
+            ("engine.phase", "p#1: dead -> held (exit)", "p#1：dead → held（exit）")]
 
 
 def test_reports_are_not_told_more_often_than_anybody_can_read(site: Site) -> None:

@@ -17,7 +17,8 @@ from vllm_watchdog.config_levels import card_parts, card_shares, full, told
 from vllm_watchdog.config_problems import near
 from vllm_watchdog.config_sources import Path_
 from vllm_watchdog.core.plan import Standby
-from vllm_watchdog.launch import holds_password, unknown_flags
+from vllm_watchdog.launch import holds_password, most_at_once, unknown_flags
+from vllm_watchdog.prompt_plan import context_of
 
 if TYPE_CHECKING:
     from vllm_watchdog.config import Settings
@@ -194,7 +195,7 @@ def _unwritable(folder: Path) -> str:
 def doubts(settings: Settings) -> Found:
     """What can be meant, but seldom is."""
     for name in settings.engines:
-        yield from chain(_doubtful_flags(settings, name), _doubtful_model(settings, name))
+        yield from chain(_doubtful_flags(settings, name), _doubtful_model(settings, name), _doubtful_prompts(settings, name))
     yield from config_channels.doubtful(settings.alerts)
     yield from config_rules.doubtful(settings)
     yield from _doubtful_levels(settings)
@@ -218,8 +219,21 @@ def _doubtful_flags(settings: Settings, name: str) -> Found:
             ("engines", name, "stop_timeout_s"),
             f"{engine.stop_timeout_s:g} kills the engine before its --shutdown-timeout of {drain:g} s is over",
         )
+    most = most_at_once(engine.args)
+    if own.max_concurrent is not None and most is not None and own.max_concurrent > most:
+        what = f"{own.max_concurrent} is over its max-num-seqs of {most}: the rest waits in vLLM, first in first out"
+        yield ("engines", name, "max_concurrent"), what
     if (wanted := _cards_wanted(engine)) > len(engine.gpus) > 0:
         yield ("engines", name, "gpus"), f"names {len(engine.gpus)} cards, but its args spread it over {wanted}"
+
+
+def _doubtful_prompts(settings: Settings, name: str) -> Found:
+    own, context = settings.engines[name], context_of(settings.engine(name).args)
+    limit = own.prompt_limit
+    if context is not None and limit != "auto" and limit > context:
+        yield ("engines", name, "prompt_limit"), f"{limit} is more than its max-model-len of {context}, which then counts"
+    if own.vram_share is not None and not settings.engine(name).gpus:
+        yield ("engines", name, "vram_share"), "limits nothing, since the engine names no gpus"
 
 
 def _doubtful_model(settings: Settings, name: str) -> Found:

@@ -93,6 +93,15 @@ def _share_or_auto(value: object) -> float | Literal["auto"]:
     return float(value)
 
 
+def _tokens_or_auto(value: object) -> int | Literal["auto"]:
+    value = _read(value)
+    if value == "auto":
+        return "auto"
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_TOKENS:
+        raise ValueError(f'is {value!r:.20}, expected "auto" or a number of tokens, 1 to {MOST_TOKENS}')
+    return value
+
+
 def _channel_url(value: SecretStr) -> SecretStr:
     channel_url(value.get_secret_value())
     return value
@@ -117,6 +126,7 @@ def _listen(value: str) -> str:
 
 
 OFF = ("", "off")
+MOST_TOKENS = 1 << 30
 TOKEN_LENGTH = 16       # so that guessing is hopeless without counting wrong ones
 
 
@@ -178,6 +188,7 @@ Secret = Annotated[SecretStr, Field(min_length=1), AfterValidator(_secret_line)]
 Url = Annotated[SecretStr, AfterValidator(_channel_url)]
 Hours = Annotated[str, AfterValidator(_hours)]
 Words = Annotated[str, Field(max_length=2000), AfterValidator(template)]
+TokensOrAuto = Annotated[int | Literal["auto"], PlainValidator(_tokens_or_auto)]
 Level = Annotated[float | Literal["auto"], PlainValidator(_share_or_auto)]
 
 

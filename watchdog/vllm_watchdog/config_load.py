@@ -40,15 +40,15 @@ def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> S
     return _checked(_sources(path, environ, Path(folder) if folder else None))
 
 
-def load_to_ask(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Where the daemon is, and in which language to tell of it, for whoever only asks: nothing else of it is read, since
-    the rest may need secrets that the daemon alone can read.  Raises ConfigError."""
+def load_to_ask(path: Path | None = None, environ: Mapping[str, str] = os.environ, also: Iterable[str] = ()) -> Settings:
+    """Where the daemon is, and in which language to tell of it, for whoever only asks, and the sections in `also`: nothing
+    else of it is read, since the rest may need secrets that the daemon alone can read.  Raises ConfigError."""
     sources = _sources(path, environ, None)
     for source in sources:
         alerts = source.tree.get("alerts")
         language = {"language": alerts["language"]} if isinstance(alerts, dict) and "language" in alerts else {}
-        daemon = {"daemon": source.tree["daemon"]} if "daemon" in source.tree else {}
-        source.tree = daemon | ({"alerts": language} if language else {})
+        wanted = {name: source.tree[name] for name in ("daemon", *also) if name in source.tree}
+        source.tree = wanted | ({"alerts": language} if language else {})
     try:
         return _settled(sources)
     except ValidationError as error:

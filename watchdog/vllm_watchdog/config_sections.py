@@ -39,6 +39,7 @@ from vllm_watchdog.config_fields import (
     Share,
     Token,
     Tokens,
+    TokensOrAuto,
     Url,
     Words,
 )
@@ -95,7 +96,7 @@ class Engine(Section):
     load_idle_s: Seconds = LIMITS.load_idle_s
     stop_timeout_s: Seconds = LIMITS.stop_s
     memory_max_gib: Gib | None = None
-    prompt_limit: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 30)] | Literal["auto"] = "auto"
+    prompt_limit: TokensOrAuto = "auto"
     over_limit: Over = PROMPT.over
     media_tokens: Annotated[int, READ, Field(strict=True, ge=1, le=1 << 20)] = PROMPT.media_tokens
     vram_share: Share | None = PROMPT.vram_share

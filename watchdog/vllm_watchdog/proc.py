@@ -40,6 +40,9 @@ LISTEN = "0A"  # TCP_LISTEN of the kernel's tcp_states.h
 LOCAL = ("127.0.0.1", "0.0.0.0", "::", "::1")  # noqa: S104 - addresses we look for, not ones we bind
 
 
+Lister = Callable[[Callable[[ProcId], bool]], list[Stat]]
+
+
 @dataclass(frozen=True, slots=True)
 class Owned:
     """A process of ours, zombies included."""
@@ -106,14 +109,19 @@ def holding(who: ProcId) -> Iterator[int | None]:
             os.close(fd)
 
 
+def whole(_: object = None) -> list[Stat]:
+    """All of them, each time."""
+    return walk()
+
+
 class MarkIndex:
     """Which processes are ours, remembered by ProcId so that a steady host costs one small read a process.
 
-    For one thread: every adapter keeps its own.  `lister` is `walk`, or a fake; `inhabitants` are the PIDs in control
-    groups of ours, which hold also what has shed every other sign.
+    For one thread: every adapter keeps its own.  `lister` is given the strangers to tell: `whole`, a Glance, or a fake;
+    `inhabitants` are the PIDs in control groups of ours, which hold also what has shed every other sign.
     """
 
-    def __init__(self, instance: str, lister: Callable[[], list[Stat]] = walk,
+    def __init__(self, instance: str, lister: Lister = whole,
                  inhabitants: Callable[[], dict[int, Mark]] = dict) -> None:
         self.instance = instance
         self._lister, self._inhabitants = lister, inhabitants
@@ -133,7 +141,7 @@ class MarkIndex:
 
     def owned(self) -> tuple[Owned, ...]:
         """Every process of ours, zombies included, the oldest first.  Never this one, nor one that it descends from."""
-        stats = self._lister()
+        stats = self._lister(self._stranger)
         above = _line(stats, os.getpid())
         stats = [stat for stat in stats if stat.who.pid not in above]
         before, self._known = self._known, {}
@@ -149,6 +157,10 @@ class MarkIndex:
                 self._known[stat.who] = by_pid[stat.who.pid] = mark
                 ours.append(Owned(stat, mark))
         return tuple(ours)
+
+    def _stranger(self, who: ProcId) -> bool:
+        """Surely none of ours, as far as signs of its own go; its session's and its parent's still count."""
+        return who in self._known and self._known[who] is None
 
     def _recall(self, stat: Stat, before: dict[ProcId, Mark | None]) -> None:
         if stat.who in before:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of the kernel's sched.h
 KTHREADD = 2
+WHOLE_S = 10.0  # a PID is given again only when all others were
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -81,7 +83,35 @@ def walk() -> list[Stat]:
     """Every process of the host but kernel threads, the oldest first: a parent comes before its children."""
     threads = _kernel_threads()
     stats = [stat for pid in pids() if pid not in threads and (stat := read_stat(pid))]
-    return sorted((stat for stat in stats if not stat.kernel), key=lambda stat: (stat.who.start, stat.who.pid))
+    return sorted((stat for stat in stats if not stat.kernel), key=_age)
+
+
+class Glance:
+    """`walk` for who looks each second and kills nobody: whoever is `settled`, a stranger for sure, is shown as before for
+    WHOLE_S."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[int, Stat] = {}        # by PID; kernel threads, too
+        self._whole_at = 0.0
+
+    def __call__(self, settled: Callable[[ProcId], bool]) -> list[Stat]:
+        if self._clock() >= self._whole_at:
+            self._whole_at = self._clock() + WHOLE_S
+            self._seen = {}
+        before, self._seen = self._seen, {}
+        for pid in pids():
+            stat = before.get(pid)
+            if stat is None or not (stat.kernel or settled(stat.who)):
+                stat = read_stat(pid)
+            if stat is not None:
+                self._seen[pid] = stat
+        return sorted((stat for stat in self._seen.values() if not stat.kernel), key=_age)
+
+
+def _age(stat: Stat) -> tuple[int, int]:
+    """Its order: a parent comes before its children."""
+    return stat.who.start, stat.who.pid
 
 
 def _kernel_threads() -> frozenset[int]:

@@ -21,7 +21,7 @@ from math import inf
 
 from vllm_watchdog.act.leader import Leader, adopt, spawn
 from vllm_watchdog.act.members import Members, Titled, titled
-from vllm_watchdog.act.purge import Purge, reap
+from vllm_watchdog.act.purge import Purge, ended_children, reap
 from vllm_watchdog.act.step import RefusedError, Step
 from vllm_watchdog.cgroup import Group, Groups
 from vllm_watchdog.core.commands import Adopt, Kill, Spawn, Term
@@ -30,6 +30,7 @@ from vllm_watchdog.core.readings import Mark, Process
 from vllm_watchdog.launch import Launch
 from vllm_watchdog.proc import MarkIndex, deliver, holding, listeners, refuses
 
+ASKED = (signal.SIGTERM, signal.SIGCONT)  # one that is stopped hears nothing before it goes on
 GROUP_AFTER_S = 5.0  # a vLLM asked while it was loading left TERM to the leader unanswered for 90 s
 TOGETHER_S = 0.02  # a signal to a whole group reaches one process after another: is it the leader's end, too?
 SEEN_S = 1.0  # how long a walk that has shown nothing of an engine is believed: only its hands start any of it
@@ -255,21 +256,22 @@ class Hands:
         leader = self._led(mark)
         if leader and not self._exited:
             self._unwatch()
-            leader.send(signal.SIGTERM)
+            for number in ASKED:
+                leader.send(number)
             self._group_term_at = self._clock() + self._group_after_s
         else:
             self._term_members(mark)
 
     def _term_group(self) -> None:
         self._group_term_at = None
-        if self._leader and not self._leader.send_group(signal.SIGTERM):
+        if self._leader and not all(self._leader.send_group(number) for number in ASKED):
             self._term_members(self._leader.mark)
 
     def _term_members(self, mark: Mark) -> None:
         for who in self._index.marked().get(mark, ()):
             with holding(who) as fd:
-                if fd is not None:
-                    deliver(fd, signal.SIGTERM)
+                if fd is not None and deliver(fd, signal.SIGTERM):
+                    deliver(fd, signal.SIGCONT)
 
     def _kill(self, mark: Mark) -> None:
         if self._purge and self._purge.mark == mark:
@@ -301,5 +303,7 @@ class Hands:
         """Reaps what re-parented to us and ended; but what began a session may be a leader in other hands."""
         self._tidy_at = self._clock() + self._tidy_s
         self._dismiss_step()    # nobody came for it
+        if not ended_children():
+            return
         ours = [owned for owned in self._index.owned() if owned.mark.engine == self.launch.name]
         reap([owned for owned in ours if owned.stat.session != owned.stat.who.pid], self._leader)

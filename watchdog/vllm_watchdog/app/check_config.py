@@ -43,6 +43,7 @@ def _lines(settings: Settings) -> Iterator[str]:
     for name, launch in settings.launches().items():
         yield from _engine(settings, name, launch)
     yield from _thresholds(plan)
+    yield from _limits(settings, plan)
     yield from _lowering(plan)
     yield from rules_table.told(settings)
     channels = (f"{name} ({address(channel).kind})" for name, channel in settings.alerts.channels.items())
@@ -82,6 +83,18 @@ def _thresholds(plan: Plan) -> Iterator[str]:
     if levels.rss_slope_mib_per_min is not None:
         yield f"RSS of an engine: warn when it grows by {levels.rss_slope_mib_per_min:g} MiB a minute"
     yield f"disk of the logs: warn under {levels.disk_free_bytes / GIB:g} GiB free"
+
+
+def _limits(settings: Settings, plan: Plan) -> Iterator[str]:
+    """What the gateway lets through at a time where an engine has a limit."""
+    asked = settings.gateway
+    for engine in plan.engines:
+        most = [f"{engine.max_concurrent} requests"] if engine.max_concurrent is not None else []
+        if engine.max_concurrent_tokens is not None:
+            most.append(f"{engine.max_concurrent_tokens} tokens of prompts")
+        if most:
+            yield (f"{engine.name}: the gateway lets {' and '.join(most)} through at a time, {asked.long_share:g} of that "
+                   f"to prompts of {asked.long_tokens} tokens or more")
 
 
 def _lowering(plan: Plan) -> Iterator[str]:

@@ -108,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
                        ("uninstall", "stop and remove the services; configuration, history and user stay")):
         one = add(name, commands.install, text, False)
         one.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    _add_drill(add("drill", commands.drill, "rehearse faults, time the recovery, judge it against what is promised"))
     demo = add(
         "demo", commands.demo, "the main job on this machine with a stand-in engine: boots, breaks, fails over", False)
     demo.add_argument("--keep", action="store_true", help="keep the folder with its logs and evidence")
@@ -119,6 +120,19 @@ def _tokens(text: str) -> int:
         if 0 <= (number := int(text)) <= 1 << 30:
             return number
     raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of tokens")
+
+
+def _add_drill(drill: argparse.ArgumentParser) -> None:
+    drill.add_argument("names", nargs="*", metavar="NAME", help="which faults; --list names them")
+    drill.add_argument("--list", action="store_true", help="every fault, and where it may be rehearsed")
+    drill.add_argument("--all", action="store_true", help="all of them, one after the other")
+    drill.add_argument("--sandbox", action="store_true",
+                       help="not on the running service, but on a throw-away one with stand-in engines")
+    drill.add_argument("--service", default="", metavar="NAME", help="by its primary's name (default: the first one)")
+    drill.add_argument("--yes", action="store_true", help="do not ask")
+    drill.add_argument("--force", action="store_true", help="also on a host that is not calm")
+    drill.add_argument("--json", action="store_true", help="the results as JSON, the talk on standard error")
+    drill.add_argument("--report", type=Path, metavar="FILE", help="write a page with table and plots (HTML)")
 
 
 def _count(text: str) -> int:

@@ -17,8 +17,7 @@ class Sampling:
     def __init__(self, period_s: float, wakes: Sequence[Callable[[], None]]) -> None:
         self._scheduler = BackgroundScheduler(
             timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None})
-        for wake in wakes:
-            self._scheduler.add_job(wake, "interval", seconds=period_s)
+        self._scheduler.add_job(lambda: [wake() for wake in wakes], "interval", seconds=period_s)
 
     def start(self) -> None:
         self._scheduler.start()

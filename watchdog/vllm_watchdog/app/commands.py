@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 OPERATOR_WAIT_S = 15.0
+RUN_BY = ("engines", "hang", "restart", "failover", "evidence", "thresholds", "gateway")     # what a service runs by
 DRAINED_S = 5.0         # what is cut after the drain may still write its last words
 
 
@@ -33,13 +34,13 @@ def _settings(options: argparse.Namespace) -> Any:
         raise SystemExit(fail("\n".join(error.problems))) from None
 
 
-def _to_ask(options: argparse.Namespace) -> Any:
-    """As much of the settings as it takes to ask the daemon, or to read what it wrote."""
+def _to_ask(options: argparse.Namespace, also: tuple[str, ...] = ()) -> Any:
+    """As much of the settings as it takes to ask the daemon, or to read what it wrote, and the sections in `also`."""
     from vllm_watchdog.config_load import load_to_ask
     from vllm_watchdog.config_problems import ConfigError
 
     try:
-        return load_to_ask(options.config)
+        return load_to_ask(options.config, also=also)
     except ConfigError as error:
         raise SystemExit(fail("\n".join(error.problems))) from None
 
@@ -106,6 +107,17 @@ def demo(options: argparse.Namespace) -> int:
     from vllm_watchdog.app.demo import demo
 
     return demo(sys.stdout, keep=options.keep)
+
+
+def drill(options: argparse.Namespace) -> int:
+    from vllm_watchdog.app.drill.command import Wish, drill, listing
+
+    if options.list:
+        print(listing())
+        return 0
+    wish = Wish(tuple(options.names), options.all, options.sandbox, options.service, options.yes, options.force,
+                options.json, options.report)
+    return drill(wish, lambda: _to_ask(options, RUN_BY), sys.stdout, input if sys.stdin.isatty() else None)
 
 
 def replay(options: argparse.Namespace) -> int:

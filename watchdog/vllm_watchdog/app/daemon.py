@@ -5,6 +5,8 @@ The only file that knows every module.  What blocks runs in the adapters' own th
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import signal
 import sys
@@ -31,6 +33,7 @@ from vllm_watchdog.app.document import context, document
 from vllm_watchdog.app.engines import Engines
 from vllm_watchdog.app.gateway_link import GatewayLink, heard
 from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
+from vllm_watchdog.app.malloc import keep_little
 from vllm_watchdog.app.recall import recalled
 from vllm_watchdog.app.reload import Reload, rules_hold
 from vllm_watchdog.app.samples import Sampler
@@ -38,15 +41,17 @@ from vllm_watchdog.app.voice import Voice
 from vllm_watchdog.cgroup import Groups, NoGroupsError, claim
 from vllm_watchdog.config import ROUTE_FILE, Settings
 from vllm_watchdog.core import commands as c
+from vllm_watchdog.core import story
 from vllm_watchdog.core.events import Booted, Event, HostSampled, Reloaded, StopAsked
 from vllm_watchdog.core.plan import Plan
 from vllm_watchdog.core.totals import Totals
 from vllm_watchdog.core.units import DAY_S, GIB
 from vllm_watchdog.core.world import World, remembered
 from vllm_watchdog.proc import MarkIndex, instance_of
+from vllm_watchdog.procfs import Glance
 from vllm_watchdog.sense.gpu import GpuSense
 from vllm_watchdog.sense.host import HostSense
-from vllm_watchdog.sense.kernel import KernelSense
+from vllm_watchdog.sense.kernel import KernelSense, open_kmsg
 from vllm_watchdog.tell.control import ROUTE, Control
 from vllm_watchdog.tell.history import History, Reader
 from vllm_watchdog.tell.journal import Journal
@@ -73,19 +78,27 @@ class Part(Protocol):
     def stop(self, deadline_s: float) -> Any: ...
 
 
+def settle_memory() -> None:
+    """What was imported stays, so the garbage collector need not look at it again (30 ms each time); what the imports left
+    free goes back to the kernel."""
+    gc.collect()
+    gc.freeze()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 class Daemon:
-    def __init__(self, settings: Settings, again: Callable[[], Settings]) -> None:
-        """`again` reads the settings anew; it raises ConfigError."""
-        self.settings = settings
+    def __init__(self, settings: Settings, again: Callable[[], Settings], wall: Callable[[], float] = time.time,
+                 kernel_log: Callable[[], int] = open_kmsg) -> None:
+        """`again` reads the settings anew; it raises ConfigError.  A sandbox has its own wall clock and kernel log."""
+        self.settings, self.wall, self._kernel_log = settings, wall, kernel_log
         self._again = again
         self.inbox: SimpleQueue[Event] = SimpleQueue()
         self.instance = instance_of(settings.daemon.state_dir)
         self.sampler = Sampler()
-        self.started = time.time()
+        self.started = wall()
         self._shown: tuple[World, Totals] = (World(), Totals())
         self._folded = threading.Event()    # there is a world to show
         self._lag_s = 0.0
-        self._profiles = {name: settings.profile(name) for name in settings.engines}
         self._saved: Any = None
         self._parts: list[Part] = []
         self._tell()
@@ -99,7 +112,7 @@ class Daemon:
             c.Alert: self._alert, c.Answer: self.control.answer, c.Say: self._decided, c.Quit: lambda _: None,
         }
         outlets = Outlets(self.journal.event, self._carry_out, self._publish, self.notifier.watchdog)
-        self.loop = Loop(self.inbox, outlets)
+        self.loop = Loop(self.inbox, outlets, wall=wall)
 
     @property
     def world(self) -> World:
@@ -118,12 +131,12 @@ class Daemon:
         self.announcer = Announcer(self.notifier, daemon.ready, time.monotonic)
         self.voice = Voice(Console(journald()).line)
         self.journal: Journal = self._part(Journal(
-            daemon.log_dir / "journal", time.monotonic, time.time, tap=self.voice.line,
+            daemon.log_dir / "journal", time.monotonic, self.wall, tap=self.voice.line,
             total_bytes=int(self.settings.retention.journal_gib * GIB)))
         self.route: Store = self._part(Store(daemon.state_dir / ROUTE_FILE, time.monotonic, self.say))
         retention = self.settings.retention
         self.history: History = self._part(History(
-            daemon.log_dir / "history.db", time.monotonic, time.time, self.say, keep_s=retention.days * DAY_S))
+            daemon.log_dir / "history.db", time.monotonic, self.wall, self.say, keep_s=retention.days * DAY_S))
         self.samples: Samples = self._part(Samples(self.history.do))
         self.alerting: Alerting = self._part(Alerting(self.settings, self.history, self.say))
         self.reload = Reload(
@@ -135,7 +148,7 @@ class Daemon:
         self.control: Control = self._part(Control(
             daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
             lambda said: self.inbox.put(heard(said, time.monotonic())), self.reload,
-            lambda: self.samples.recent(time.time())))
+            lambda: self.samples.recent(self.wall())))
         self.voice.listeners.append(self.control.publish)
         self.web: Web | None = None
         if daemon.port:
@@ -161,14 +174,14 @@ class Daemon:
         self.gpus: GpuSense = self._part(
             GpuSense(post, clock, self.instance, GPU_SILENT_PERIODS * max(daemon.sample_s, 1.0)))
         self.host: HostSense = self._part(HostSense(
-            self._host_sampled, clock, MarkIndex(self.instance), daemon.log_dir, self.groups))
-        self.kernel: KernelSense = self._part(KernelSense(post, clock))
+            self._host_sampled, clock, MarkIndex(self.instance, Glance()), daemon.log_dir, self.groups))
+        self.kernel: KernelSense = self._part(KernelSense(post, clock, self._kernel_log))
 
     def _act(self) -> None:
         post, clock = self.inbox.put, time.monotonic
         settings = self.settings
         self.retention: Retention = self._part(Retention(
-            settings.daemon.log_dir, settings.retention.days, time.time, self._open_incidents, self.say))
+            settings.daemon.log_dir, settings.retention.days, self.wall, self._open_incidents, self.say))
         self.engines = Engines(
             settings.launches(), self.instance, settings.daemon.state_dir, self.groups, self.retention.make_room, post,
             self._part, lambda: self.world, self.reload.start_of)
@@ -197,16 +210,19 @@ class Daemon:
         lock = Lock.acquire(daemon.state_dir / "lock")
         try:
             sys.setswitchinterval(SWITCH_S)
+            keep_little()
             keep_capabilities()
             become_subreaper()
             index = MarkIndex(self.instance, inhabitants=self.groups.inhabitants) if self.groups else None
-            memory = recalled(load(daemon.state_dir / "state.json", time.time(), self.say), self.reader, self.say)
+            memory = recalled(load(daemon.state_dir / "state.json", self.wall(), self.say), self.reader, self.say)
             booted = Booted(
-                at=time.monotonic(), plan=self.settings.plan(host_seed()), wall_offset=time.time() - time.monotonic(),
+                at=time.monotonic(), plan=self.settings.plan(host_seed()), wall_offset=self.wall() - time.monotonic(),
                 boot_id=boot_id(), memory=memory, survivors=survey(self.instance, index),
+                supervised=self.notifier.address is not None,
             )
             self.reload.adopt(booted.survivors)
             threading.excepthook = self._crash
+            settle_memory()
             for part in self._parts:
                 part.start()
             self.loop.run(booted)
@@ -256,7 +272,7 @@ class Daemon:
         starts waits for the first one: an empty world would look like an outage."""
         self._folded.wait(FIRST_S)
         world, totals = self._shown
-        return document(world, totals, self._profiles, self.engines.stage) | {
+        return document(world, totals, self.reload.profile, self.engines.stage) | {
             "alerts": [asdict(state) for state in self.alerting.states()],
             "pid": os.getpid(),
             "daemon": {
@@ -279,7 +295,8 @@ class Daemon:
         if command.kind != "resolved":      # which the core says itself
             news = incident.failures[-1] if command.kind == "worsened" and incident.failures else incident
             self.say(f"incident.{command.kind}", incident=incident.id, urgency=incident.urgency, class_=news.class_,
-                     text=incident.page or news.text)
+                     text=incident.page or news.text,
+                     text_zh=story.paged(incident).zh or news.words.zh)
 
     def _apply(self, settings: Settings, plan: Plan) -> None:
         """In the thread of whoever asked."""

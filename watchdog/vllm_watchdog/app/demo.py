@@ -8,26 +8,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import requests
 
 from vllm_watchdog.app import show, status
-from vllm_watchdog.proc import instance_of, marked, send
-from vllm_watchdog.tell.client import Unreachable, call
+from vllm_watchdog.app.throwaway import STEP_S, StepError, Throwaway, free_port
 from vllm_watchdog.tell.history import Reader
 
-STEP_S = 25.0       # no step of the demo takes longer, on two busy cores
 LONG_PROMPT = "lorem ipsum " * 3000
 
 CONFIG = """
@@ -50,17 +43,13 @@ args = {{ max-num-seqs = 16 }}
 """
 
 
-class DemoError(Exception):
-    """The demo did not go as promised: one sentence."""
-
-
 def demo(out: TextIO, keep: bool = False) -> int:
     folder = Path(tempfile.mkdtemp(prefix="llm-watchdog-demo-"))
     stage = Stage(folder, out)
     try:
         stage.play()
         return 0
-    except DemoError as error:
+    except StepError as error:
         print(f"\nThe demo failed: {error}\nThe daemon's output: {folder / 'daemon.log'}", file=out)
         keep = True
         return 1
@@ -72,17 +61,16 @@ def demo(out: TextIO, keep: bool = False) -> int:
             print(f"kept: {folder}", file=out)
 
 
-class Stage:
+class Stage(Throwaway):
     def __init__(self, folder: Path, out: TextIO) -> None:
-        self.folder, self.out = folder, out
+        super().__init__(folder)
+        self.out = out
         self.port, self.backup_port = free_port(), free_port()
-        self.socket = folder / "state" / "control.sock"
-        self.daemon: subprocess.Popen[bytes] | None = None
         self.began_at = time.monotonic()
 
     def play(self) -> None:
         self.tell("starting the watchdog with a primary and a cold backup of a stand-in engine (no GPU is needed)")
-        self._boot()
+        self._configure()
         first = self.serving("primary")
         self.tell(f"primary serves on port {self.port}, PID {first['pid']}")
 
@@ -99,7 +87,7 @@ class Stage:
                   f"on port {self.backup_port}, PID {backup['pid']}")
 
         self.tell("this is what `llm-watchdog status` says now\n")
-        if doc := self._status():
+        if doc := self.status():
             status.show(doc, {}, False, status.console(self.out))
         rows = Reader(self.folder / "logs" / "history.db").incidents(10)
         self.tell("and `llm-watchdog incidents`\n")
@@ -109,7 +97,7 @@ class Stage:
         print("\n".join("    " + line for line in page.read_text("utf-8").splitlines()[:34]), file=self.out)
         files = sorted(path.name for path in page.parent.iterdir())
         self.tell("beside it lie " + ", ".join(files))
-        self._stop()
+        self.stop()
         self.tell("stopped; no process is left")
 
     def tell(self, text: str) -> None:
@@ -117,73 +105,14 @@ class Stage:
 
     # -- steps
 
-    def _boot(self) -> None:
-        config = self.folder / "config.toml"
-        values = {"state": self.folder / "state", "logs": self.folder / "logs", "python": sys.executable}
+    def _configure(self) -> None:
+        values = {"state": self.state, "logs": self.logs, "python": sys.executable}
         quoted = {key: json.dumps(str(value)) for key, value in values.items()}
-        config.write_text(CONFIG.format(**quoted, port=self.port, backup_port=self.backup_port), "utf-8")
-        with (self.folder / "daemon.log").open("wb") as log:
-            self.daemon = subprocess.Popen(
-                [sys.executable, "-m", "vllm_watchdog.app.cli", "run", "--config", str(config)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder)
+        self.config.write_text(CONFIG.format(**quoted, port=self.port, backup_port=self.backup_port), "utf-8")
+        self.boot()
 
     def _prompt(self) -> None:
         """What a client sees: an error, or a connection that is cut."""
         with suppress(requests.RequestException):
             requests.post(f"http://127.0.0.1:{self.port}/v1/completions", timeout=STEP_S,
                           json={"model": "stand-in", "prompt": LONG_PROMPT, "max_tokens": 8})
-
-    def serving(self, name: str, after: int = 0) -> dict[str, Any]:
-        """Waits until that engine serves with a newer generation than `after`."""
-        def found() -> dict[str, Any] | None:
-            engines = (self._status() or {}).get("engines", [])
-            return next((engine for engine in engines if engine["name"] == name and engine["phase"] == "serving"
-                         and engine["generation"] > after), None)
-
-        return self.until(found, f"{name} does not serve")
-
-    def until(self, found: Callable[[], dict[str, Any] | None], failing: str) -> dict[str, Any]:
-        end, pause = time.monotonic() + STEP_S, threading.Event()
-        while time.monotonic() < end:
-            if (value := found()) is not None:
-                return value
-            if self.daemon and self.daemon.poll() is not None:
-                raise DemoError(f"the daemon ended with code {self.daemon.returncode}: {self._last_words()}")
-            pause.wait(0.1)
-        raise DemoError(f"{failing} after {STEP_S:.0f} s")
-
-    def _last_words(self) -> str:
-        return (self.folder / "daemon.log").read_text("utf-8", "replace").strip().rpartition("\n")[2]
-
-    def _status(self) -> dict[str, Any] | None:
-        try:
-            return call(self.socket, {"verb": "status"}, 5.0)
-        except Unreachable:
-            return None
-
-    def _stop(self) -> None:
-        if self.daemon and self.daemon.poll() is None:
-            self.daemon.send_signal(signal.SIGTERM)
-            try:
-                self.daemon.wait(STEP_S)
-            except subprocess.TimeoutExpired:
-                raise DemoError(f"the daemon did not stop within {STEP_S:.0f} s") from None
-
-    def end(self) -> None:
-        """Whatever happened: the daemon is stopped, and with it all that it started."""
-        with suppress(DemoError):
-            self._stop()
-        if self.daemon and self.daemon.poll() is None:
-            self.daemon.kill()
-            self.daemon.wait(STEP_S)
-        instance = instance_of(self.folder / "state")
-        for mark, members in marked(instance).items():      # engines outlive a daemon that did not end as it should
-            for who in members:
-                send(who, signal.SIGKILL, mark, instance)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -17,13 +17,13 @@ from vllm_watchdog.core.totals import Totals, told
 from vllm_watchdog.core.world import World
 
 
-def document(world: World, totals: Totals, profiles: Mapping[str, Mapping[str, Any]],
+def document(world: World, totals: Totals, profile: Callable[[str], Mapping[str, Any]],
              stage: Callable[[str], str]) -> dict[str, Any]:
-    """The report, with each engine's profile and what it loads."""
+    """The report, with the profile that each engine was started by, and what it loads."""
     shown = report(world)
     for engine in shown["engines"]:
         name = engine["name"]
-        engine["profile"] = profiles.get(name, {})
+        engine["profile"] = profile(name)
         if engine["phase"] == Phase.LOADING:
             engine["loading"] = {"stage": stage(name), "about_s": totals.loads.get(name)}
     return shown | {"totals": told(totals, world.wall_offset)}

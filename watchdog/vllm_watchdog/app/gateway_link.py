@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_watchdog.app.route import route
+from vllm_watchdog.core.drills import FAULTS
 from vllm_watchdog.core.events import Event
 from vllm_watchdog.core.schema import CODEC
 from vllm_watchdog.core.world import World
 from vllm_watchdog.gateway_rules import Rule
 from vllm_watchdog.launch import Launch
 from vllm_watchdog.prompt_plan import PromptPlan
+
+FAULT_NAMES = frozenset(fault.name for fault in FAULTS)
 
 
 class GatewayLink:
@@ -40,8 +43,8 @@ class GatewayLink:
 
 
 def heard(said: Mapping[str, Any], at: float) -> Event:
-    """The event in the gateway's words.  Raises ValueError for what can't be read."""
-    event: Event = CODEC.decode((_waited if said["verb"] == "waited" else _casualties)(said) | {"at": at})
+    """The event in the gateway's words, or a drill's.  Raises ValueError for what can't be read."""
+    event: Event = CODEC.decode(READ[said["verb"]](said) | {"at": at})
     return event
 
 
@@ -59,3 +62,14 @@ def _casualties(said: Mapping[str, Any]) -> dict[str, Any]:
         "mark": {"_": "Mark", "engine": said.get("engine"), "generation": said.get("generation")},
         "requests": [{"_": "InFlight"} | each for each in requests],
     }
+
+
+def _drilled(said: Mapping[str, Any]) -> dict[str, Any]:
+    if said.get("fault") not in FAULT_NAMES:
+        raise ValueError("fault: expected the name of a drill")
+    return {"_": "Drilled", "incident": said.get("incident"), "fault": said["fault"]}
+
+
+READ: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "waited": _waited, "casualties": _casualties, "drilled": _drilled,
+}

@@ -155,5 +155,9 @@ class Reload:
         self.changes = replace(found, pending=tuple(each for each in found.pending if each[0] != name))
         return asked.launches()[name]
 
+    def profile(self, name: str) -> dict[str, Any]:
+        """Of its last start; anybody may ask."""
+        return self._started[name].profile(name)
+
     def report(self) -> dict[str, Any]:
         return {"pending": {name: list(keys) for name, keys in self.changes.pending}, "fixed": list(self.changes.fixed)}

@@ -23,7 +23,7 @@ def route(world: World, launches: Mapping[str, Launch],
           limits: Mapping[str, PromptPlan] = NO_LIMITS) -> list[dict[str, Any]]:
     """One object a service: `name`, `models`, `serving` (engine, generation, host, port, or None), `max_concurrent` and
     `max_tokens` (of prompts) at once, `why`, `prompt`, `vram_free` (bytes), `planned`, `preempted` (requests, since the
-    engine started)."""
+    engine started; None: not known)."""
     return [_service(world, service, launches, limits) for service in world.services]
 
 
@@ -46,7 +46,7 @@ def _service(world: World, service: Service, launches: Mapping[str, Launch],
         "prompt": told(prompt),
         "vram_free": _vram_free(world, name) if name and prompt.vram_share is not None else None,
         "planned": name is None and not any(_failed(world, each) for each in names),
-        "preempted": int(metrics.preemptions or 0) if isinstance(metrics, Metrics) else 0,
+        "preempted": _preempted(metrics),
     }
 
 
@@ -55,6 +55,11 @@ def _vram_free(world: World, name: str) -> int | None:
     gpus = () if isinstance(world.gpus, Unknown) else world.gpus
     free = [gpu.total_bytes - gpu.used_bytes for gpu in gpus if gpu.index in world.engine(name).plan.gpus]
     return min(free) // VRAM_STEP * VRAM_STEP * len(free) if free else None
+
+
+def _preempted(metrics: Metrics | Unknown | None) -> int | None:
+    count = metrics.preemptions if isinstance(metrics, Metrics) else None
+    return None if count is None else int(count)
 
 
 def _why(lowering: Lowering) -> str:

@@ -18,6 +18,7 @@ from vllm_watchdog.core.units import duration, utc
 from vllm_watchdog.tell import page
 
 LABEL = 14          # columns of the widest label of a fact
+STEP = 11           # ... of a word for a step
 PROOF = 240         # characters of a proving line; the page has all of it
 
 
@@ -47,7 +48,8 @@ def incident(told: Incident, folder: Path, languages: Sequence[str] = ("en",)) -
     """One incident as its page tells it, in each language: what, how it stands, what to do; the timeline at the end."""
     lines = [line for language in languages for line in (*_part(told, folder, language), "")]
     lines += [p.HEADINGS["timeline"].of(languages[0])]
-    lines += [f"  {_clock(story.wall(told, entry.at))}  {entry.what:<9} {entry.text}" for entry in told.timeline]
+    lines += [f"  {_clock(story.wall(told, at))}  {_padded(what.of(languages[0]), STEP)} {text.of(languages[0])}"
+              for at, what, text in story.told(told)]
     return "\n".join(lines)
 
 
@@ -67,7 +69,7 @@ def _part(told: Incident, folder: Path, language: str) -> list[str]:
             lines += [f"  {next(number)}. {said(text)}" for text in lesson.lines]
         lines += [""]
     lines += [f"  {_padded(said(label), LABEL)} {text}" for label, text in page.facts(told, language)]
-    if proof := lessons.proof(told):
+    if proof := lessons.proof(told, language):
         lines += ["", said(p.HEADINGS["proof"]), *(f"  {line[:PROOF]}" for line in proof)]
     if told.flights:
         lines += ["", said(p.HEADINGS["flight"]), *(f"  {said(story.flight_of(each))}" for each in told.flights)]
@@ -90,7 +92,8 @@ def event(line: dict[str, Any], language: str = "en") -> str:
 def worded(line: Mapping[str, Any]) -> str:
     """A journal line with its fields in order: `2026-11-29T14:41:57.123Z engine.phase engine=primary#2 now=serving`."""
     left_out = ("wall", "at", "say", "decided")
-    fields = " ".join(f"{key}={_quoted(value)}" for key, value in line.items() if key not in left_out)
+    fields = " ".join(f"{key}={_quoted(value)}" for key, value in line.items()
+                      if key not in left_out and not key.endswith("_zh"))
     return f"{line.get('wall', '')} {line['say']} {fields}".strip()
 
 

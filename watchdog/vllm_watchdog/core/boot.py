@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from vllm_watchdog.core import incidents
-from vllm_watchdog.core.commands import Adopt, Kill
+from vllm_watchdog.core import causes, incidents, reasons
+from vllm_watchdog.core.commands import Adopt, Drain, Kill
 from vllm_watchdog.core.events import Booted, Survivor
 from vllm_watchdog.core.failover import Service, Side
 from vllm_watchdog.core.incidents import Incident, Urgency
 from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
+from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.plan import EnginePlan, Standby
 from vllm_watchdog.core.policy import Phase, Sign, State
 from vllm_watchdog.core.readings import Mark
@@ -40,6 +41,7 @@ def booted(turn: Turn, event: Booted) -> None:
         services=tuple(_services(event, memory, running)),
         incidents=memory.incidents if same_boot else tuple(_rebased(i, event) for i in memory.incidents),
         paused=memory.paused,
+        supervised=event.supervised,
         restarts=tuple(at for wall in memory.restarts if (at := wall - event.wall_offset) > event.at - DAY_S),
     )
     turn.say("daemon.started", engines=len(event.plan.engines), survivors=len(event.survivors), same_boot=same_boot)
@@ -53,12 +55,13 @@ def booted(turn: Turn, event: Booted) -> None:
 
 
 def _missed(turn: Turn, names: list[str]) -> None:
-    """What died while no watchdog ran was an outage all the same, though nobody saw how it ended."""
+    """What died while no watchdog ran was an outage all the same.  Nobody saw how it ended, but its log may say why."""
     for name in names:
-        text = f"{turn.world.engine(name).mark} ended while no watchdog ran"
+        text = reasons.unseen(turn.world.engine(name).mark)
         turn.symptom(name, "unexpected_exit", Urgency.CRITICAL, text)
-        turn.change(name, why=text)
+        turn.explain(name, "", text)
         turn.failed(name)
+        turn.do(Drain(turn.world.engine(name).mark))
 
 
 def want(turn: Turn) -> None:
@@ -73,7 +76,7 @@ def _forget(turn: Turn) -> None:
     services = {service.name for service in turn.world.services} | {HOST}
     for incident in turn.world.incidents:
         if incident.service not in services:
-            text = f"{incident.service} is not configured any more"
+            text = filled(causes.UNKNOWN_SERVICE, service=incident.service)
             turn.world = turn.world.with_incident(incidents.resolved(incident, turn.at, turn.wall, text))
             turn.say("incident.resolved", incident=incident.id)
 
@@ -98,7 +101,7 @@ def _engine(plan: EnginePlan, known: EngineMemory | None, same_boot: bool, event
         return engine
     held = bool(known.held)
     life = State(phase=Phase.HELD if held else Phase.STOPPED, failures=known.failures, doom=known.held)
-    return replace(engine, life=life, cause=known.held, why=known.why, renewed_at=known.renewed_at)
+    return replace(engine, life=life, cause=known.held, why=known.why, why_zh=known.why_zh, renewed_at=known.renewed_at)
 
 
 def _services(event: Booted, memory: Memory, running: dict[str, Survivor | None]) -> list[Service]:
@@ -146,8 +149,9 @@ def _adopt(turn: Turn, name: str, survivor: Survivor, before: EngineMemory) -> N
     left = max(engine.plan.limits.load_s - survivor.age_s, engine.plan.limits.suspect_s)
     phase, deadline = (Phase.SERVING, inf) if asleep or served else (Phase.LOADING, turn.at + left)
     life = State(phase=phase, wanted=True, deadline=deadline, failures=engine.life.failures)
-    turn.change(name, life=life, pid=survivor.pid, spawned_at=turn.at - survivor.age_s, cause="", why="", adopted=True,
-                pulse=replace(engine.pulse, since=turn.at), since=before.since if served else engine.since,
+    turn.change(name, life=life, pid=survivor.pid, spawned_at=turn.at - survivor.age_s, adopted=True,
+                cause="", why="", why_zh="", pulse=replace(engine.pulse, since=turn.at),
+                since=before.since if served else engine.since,
                 ready_at=before.ready_at if asleep or served else inf, unlogged=before.unlogged)
     turn.do(Adopt(survivor.mark, survivor.pid))
     turn.say("engine.adopted", engine=survivor.mark, pid=survivor.pid, then="kept" if kept else "stopped")

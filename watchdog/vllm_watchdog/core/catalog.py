@@ -34,6 +34,18 @@ class Text:
         """`language`: zh, or anything else for English."""
         return self.zh if language == "zh" else self.en
 
+    @property
+    def own_zh(self) -> str:
+        """The Chinese, empty where it is the English one."""
+        return "" if self.zh == self.en else self.zh
+
+
+Words = Text | str      # a sentence of ours, or what somebody else wrote: it stays as it is
+
+
+def both(words: Words) -> Text:
+    return words if isinstance(words, Text) else Text(words, words)
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

@@ -9,23 +9,32 @@ from __future__ import annotations
 import dataclasses
 from enum import StrEnum
 from functools import cache
+from math import isinf
 from types import ModuleType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+PLAIN = frozenset((str, int, bool, type(None)))
 type_error = "cannot decode {} as {}"
 
 
 def encode(value: Any) -> Any:
     """What `json.dumps` takes.  Infinity becomes the string "inf", which JSON has no number for."""
+    if type(value) in PLAIN:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {"_": type(value).__name__} | {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"_": type(value).__name__} | {name: encode(getattr(value, name)) for name in _fields(type(value))}
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
     if isinstance(value, StrEnum):
         return value.value
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+    if isinstance(value, float) and isinf(value):
         return str(value)
     return value
+
+
+@cache
+def _fields(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 class Codec:

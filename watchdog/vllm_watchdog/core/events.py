@@ -31,13 +31,15 @@ class Survivor:
 
 @dataclass(frozen=True, slots=True)
 class Booted(Event):
-    """First event of every daemon.  `wall_offset` + `at` is epoch seconds; `memory` is None on a first start."""
+    """First event of every daemon.  `wall_offset` + `at` is epoch seconds; `memory` is None on a first start; `supervised`:
+    systemd started this one, and will start the next."""
 
     plan: Plan
     wall_offset: float
     boot_id: str
     memory: Memory | None = None
     survivors: tuple[Survivor, ...] = ()
+    supervised: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,14 @@ class Waited(Event):
 
     service: str
     wait: Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled(Event):
+    """A drill's word on an open incident: it was brought about on purpose.  Told there, and without any other effect."""
+
+    incident: str
+    fault: str
 
 
 # -- what people ask

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from vllm_watchdog.core.catalog import Text
+
 FAILURES_KEPT = 12
 
 
@@ -30,6 +32,11 @@ class Failure:
     ended: Ended | None = None
     folder: str = ""
     number: int = 1
+    zh: str = ""            # `text` in Chinese; empty: the same
+
+    @property
+    def words(self) -> Text:
+        return Text(self.text, self.zh or self.text)
 
 
 def added(failures: tuple[Failure, ...], new: Failure) -> tuple[Failure, ...]:

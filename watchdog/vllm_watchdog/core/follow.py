@@ -6,21 +6,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
-from vllm_watchdog.core import failover, gate, incidents, liveness, lowering, outages, repeats, standby
+from vllm_watchdog.core import causes, failover, gate, incidents, liveness, lowering, outages, repeats, standby
+from vllm_watchdog.core.catalog import Text
 from vllm_watchdog.core.changed import changed
 from vllm_watchdog.core.commands import Ask, Quit
 from vllm_watchdog.core.failover import Facts, Hint, Service, Side
 from vllm_watchdog.core.incidents import Incident, Urgency
 from vllm_watchdog.core.liveness import Life
+from vllm_watchdog.core.phrases import BECAUSE, COMMA, filled, strung
 from vllm_watchdog.core.policy import HAS_CHILD, Phase, Sign
 from vllm_watchdog.core.readings import Metrics, Unknown
 from vllm_watchdog.core.sampled import GPUS_LOST, watches_of
 from vllm_watchdog.core.symptoms import Watch
 from vllm_watchdog.core.turn import HOST, Turn
 from vllm_watchdog.core.units import duration, time_of_day
-from vllm_watchdog.core.world import Engine, World, due_at
+from vllm_watchdog.core.world import ROUTED, Engine, World, due_at
 
-JUDGED = frozenset({Phase.SERVING, Phase.SUSPECT})
 ROUNDS = 8      # one failure can time out, settle, back off by nothing, pass the gate and spawn in one turn
 
 
@@ -89,7 +90,7 @@ def _gate(turn: Turn, name: str) -> None:
 
 def _judge(turn: Turn, name: str) -> None:
     engine = turn.world.engine(name)
-    if engine.phase not in JUDGED:
+    if engine.phase not in ROUTED:
         return
     life = liveness.judge(engine.pulse)
     if life is Life.QUIET or (life is Life.BLIND and _blind_long_enough(engine, turn.at)):
@@ -105,7 +106,7 @@ def _blind_long_enough(engine: Engine, at: float) -> bool:
 
 def _ask(turn: Turn, engine: Engine) -> None:
     limits = engine.plan.limits
-    if engine.phase in JUDGED and liveness.due(engine.pulse, turn.at, limits):
+    if engine.phase in ROUTED and liveness.due(engine.pulse, turn.at, limits):
         turn.change(engine.name, pulse=liveness.asked(engine.pulse, turn.at))
         turn.do(Ask(engine.mark, limits.probe_s))
 
@@ -136,16 +137,15 @@ def _lower(turn: Turn, service: Service, watches: tuple[Watch, ...]) -> None:
     plan, now, to = turn.world.plan, service.lowering, _limit(turn.world, service)
     raised = [watch for watch in watches if watch.raised]
     if now.to is None and to is not None and raised:
-        why = ", ".join(f"{watch.class_} of {watch.subject}" for watch in raised)
+        why = strung((filled(causes.OVER, symptom=watch.class_, subject=watch.subject) for watch in raised), COMMA)
         now = lowering.begun(now, turn.at, to, why, plan.failover.stable_s)
         turn.symptom(service.name, raised[0].class_, Urgency.WARNING, why)      # who shares the card has an incident too
         turn.say("service.lowered", service=service.name, to=to, because=why)
-        turn.note(service.name, "lowered", f"the gateway lets {to} requests through at a time, because: {why}",
-                  to=str(to), because=why)
+        turn.note(service.name, "lowered", filled(causes.LOWERED, to=to, why=why), to=str(to), because=why.en)
     elif now.to is not None and lowering.over(now, turn.at, watches, plan.thresholds.clear_after_s):
         after = f"{turn.at - now.since:.0f}"
         turn.say("service.restored", service=service.name, after_s=after)
-        turn.cleared(service.name, f"lowering, after {after} s: the gateway lets through what comes")
+        turn.cleared(service.name, filled(causes.RESTORED, s=after))
         now = lowering.ended(now, turn.at)
     turn.world = turn.world.with_service(changed(service, lowering=now))
 
@@ -153,7 +153,7 @@ def _lower(turn: Turn, service: Service, watches: tuple[Watch, ...]) -> None:
 def _limit(world: World, service: Service) -> int | None:
     """What the service can be lowered to now: only a primary that serves has requests to be spared."""
     primary = world.engine(service.name)
-    if service.backup is None or primary.phase not in JUDGED:
+    if service.backup is None or primary.phase not in ROUTED:
         return None
     return lowering.limit(primary.plan, world.engine(service.backup).plan)
 
@@ -167,8 +167,8 @@ def turn_service(turn: Turn, service: Service, why: Hint, start: Sign = Sign.WAN
     turn.world = turn.world.with_service(service)
     name = "failover" if service.wanted != service.name else "failback"
     turn.say(f"service.{name}", service=service.name, leaving=leaving, to=service.wanted, because=why)
-    turn.note(service.name, name, f"{leaving} -> {service.wanted}, because: {why}", leaving=leaving, to=service.wanted,
-              because=why.value, **counted)
+    text = filled(causes.TURNED, leaving=leaving, to=service.wanted, why=Text(why, BECAUSE[why].zh))
+    turn.note(service.name, name, text, leaving=leaving, to=service.wanted, because=why.value, **counted)
     if why is Hint.DEGRADED or not standby.stays(service, leaving):     # only its end frees memory: a hot one starts anew
         turn.sign(leaving, Sign.UNWANT)
     turn.sign(service.wanted, start)
@@ -214,7 +214,7 @@ def _facts(turn: Turn, service: Service) -> Facts:
     stuck = lost_card or primary.phase is Phase.WEDGED
     return replace(
         facts,
-        down=any(at > counts_from for at in serving.life.failures[-1:]) and serving.phase not in JUDGED,
+        down=any(at > counts_from for at in serving.life.failures[-1:]) and serving.phase not in ROUTED,
         primary_serves=primary.phase is Phase.SERVING,
         standby_ready=standby.ready(service, backup),
         fit=gate.fit_together(primary.plan, backup.plan),
@@ -243,7 +243,7 @@ def _outages(turn: Turn) -> None:
         if incident.service == HOST or incident.wall_resolved is not None:
             continue
         engine = turn.world.engine(turn.world.service(incident.service).wanted)
-        if turn.world.stopping or engine.phase in JUDGED:
+        if turn.world.stopping or engine.phase in ROUTED:
             incident = incidents.up(incident, turn.at)
         elif not (engine.adopted and engine.phase is Phase.LOADING):     # it may serve all the time: the next look tells
             incident = incidents.down(incident, turn.at)
@@ -274,7 +274,7 @@ def _recovered(turn: Turn) -> None:
             service = turn.world.service(incident.service)
             since, left = max(since, service.serving_since), left or service.lowering.to is not None
         if not left and turn.at - since >= confirm_s and since != inf:
-            text = f"calm for {turn.at - since:.0f} s"
+            text = filled(causes.CALM, s=f"{turn.at - since:.0f}")
             turn.world = turn.world.with_incident(incidents.resolved(incident, turn.at, turn.wall, text))
             turn.say("incident.resolved", incident=incident.id)
 

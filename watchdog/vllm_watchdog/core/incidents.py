@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
+from vllm_watchdog.core import causes
 from vllm_watchdog.core.blame import specificity
-from vllm_watchdog.core.catalog import CATALOG, Severity
+from vllm_watchdog.core.catalog import CATALOG, Severity, Text, Words, both
 from vllm_watchdog.core.failures import Failure, added
 from vllm_watchdog.core.levels import Levels
+from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.readings import InFlight, Wait
 from vllm_watchdog.core.units import stamp
 from vllm_watchdog.core.verdict import Finding
@@ -40,12 +42,18 @@ class Urgency(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the timeline: `what` a word of `phrases`, `text` its figures in English, `facts` the same by name."""
+    """One line of the timeline: `what` a word of `causes`, `text` its figures in English, `facts` the same by name; `zh`:
+    `text` in Chinese, empty where it is the same."""
 
     at: float
     what: str
     text: str = ""
     facts: tuple[tuple[str, str], ...] = ()
+    zh: str = ""
+
+    @property
+    def words(self) -> Text:
+        return Text(self.text, self.zh or self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,12 @@ class Incident:
     down_at: float | None = None        # since when nobody serves; None: somebody does
     down_s: float = 0.0                 # together, of the times before
     up_at: float | None = None          # when the service came back last
+    zh: str = ""                        # `text` in Chinese; empty: the same
+
+    @property
+    def words(self) -> Text:
+        """The sentence that proves the cause."""
+        return Text(self.text, self.zh or self.text)
 
     @property
     def page(self) -> str:
@@ -107,16 +121,26 @@ class Incident:
         return "; ".join(need.en for need in self.needs)
 
 
-def opened(service: str, engine: str, generation: int, class_: str, urgency: Urgency, text: str,
+def opened(service: str, engine: str, generation: int, class_: str, urgency: Urgency, words: Words,
            at: float, wall: float) -> Incident:
-    return Incident(
+    incident = Incident(
         id=f"{stamp(wall)}-{engine}-{class_}", service=service, engine=engine, generation=generation, class_=class_,
-        urgency=urgency, opened_at=at, wall_opened=wall, touched_at=at, text=text,
-        timeline=(Entry(at, "opened", f"{class_}: {text}"),), paged_at=at if urgency is Urgency.PAGE else inf,
+        urgency=urgency, opened_at=at, wall_opened=wall, touched_at=at, paged_at=at if urgency is Urgency.PAGE else inf,
     )
+    return caused(noted(incident, at, "opened", _symptom(class_, words)), class_, words)
 
 
-def joined(incident: Incident, class_: str, urgency: Urgency, text: str, at: float) -> Incident:
+def caused(incident: Incident, class_: str, words: Words) -> Incident:
+    """With its cause, as it is known by now."""
+    text = both(words)
+    return replace(incident, class_=class_, text=text.en, zh=text.own_zh)
+
+
+def _symptom(class_: str, words: Words) -> Text:
+    return filled(causes.SYMPTOM, class_=class_, words=both(words))
+
+
+def joined(incident: Incident, class_: str, urgency: Urgency, words: Words, at: float) -> Incident:
     """A further symptom.  It becomes the cause if it says more than the cause so far."""
     worse = urgency.rank > incident.urgency.rank        # what calls a human says why, in any case
     news = _says_more(incident, class_, urgency)
@@ -127,8 +151,8 @@ def joined(incident: Incident, class_: str, urgency: Urgency, text: str, at: flo
                for entry in incident.timeline)
     if told and not worse:
         return incident
-    incident = noted(incident, at, "symptom", f"{class_}: {text}")
-    return replace(incident, class_=class_, text=text) if news else incident
+    incident = noted(incident, at, "symptom", _symptom(class_, words))
+    return caused(incident, class_, words) if news else incident
 
 
 def _says_more(incident: Incident, class_: str, urgency: Urgency) -> bool:
@@ -140,9 +164,11 @@ def _says_more(incident: Incident, class_: str, urgency: Urgency) -> bool:
     return explains and specificity(class_) > specificity(incident.class_)
 
 
-def noted(incident: Incident, at: float, what: str, text: str = "", **facts: str) -> Incident:
+def noted(incident: Incident, at: float, what: str, words: Words = "", **facts: str) -> Incident:
     """One more line in the timeline; a long one keeps its first and its last lines."""
-    timeline = (*incident.timeline, Entry(at, what, text, tuple(facts.items())))
+    text = both(words)
+    entry = Entry(at, what, text.en, tuple(facts.items()), text.own_zh)
+    timeline = (*incident.timeline, entry)
     if len(timeline) > TIMELINE_KEPT:
         timeline = (*timeline[: TIMELINE_KEPT // 2], *timeline[-TIMELINE_KEPT // 2 :])
     return replace(incident, timeline=timeline)
@@ -208,8 +234,8 @@ def shifted(incident: Incident, by: float, at: float) -> Incident:
     )
 
 
-def resolved(incident: Incident, at: float, wall: float, text: str) -> Incident:
-    return replace(noted(incident, at, "resolved", text), wall_resolved=wall)
+def resolved(incident: Incident, at: float, wall: float, words: Words) -> Incident:
+    return replace(noted(incident, at, "resolved", words), wall_resolved=wall)
 
 
 def remind_at(incident: Incident, every_s: float) -> float:

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
+from vllm_watchdog.core import causes
+from vllm_watchdog.core.catalog import Text, Words, both
+from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.readings import Gpu, Host, Process, Tree, Unknown
 from vllm_watchdog.core.symptoms import Sighting
@@ -32,7 +36,7 @@ class Growth:
 
     what: str
     who: str
-    limit: str
+    limit: Words
     left: float
     slope: float
     sure: float
@@ -56,8 +60,11 @@ class Growth:
     def unit(self) -> tuple[int, str]:
         return UNITS[self.what.partition("/")[0]]
 
-    def __str__(self) -> str:
-        return f"{self.per_min:.3g} {self.unit[1]} a minute: {self.limit} reached in about {outlook(self.eta_s)}"
+    @property
+    def words(self) -> Text:
+        eta = outlook(self.eta_s)
+        return filled(causes.GROWS, rate=f"{self.per_min:.3g}", unit=causes.UNITS[self.unit[1]], limit=both(self.limit),
+                      eta=Text(eta, eta.replace("days", "天")))
 
 
 # -- trends
@@ -88,7 +95,7 @@ def fresh(before: Trends, after: Trends, key: str) -> bool:
 
 # -- judgements
 
-def judged(what: str, who: str, trend: Trend, limit: str, left: float, within_s: float) -> Growth | None:
+def judged(what: str, who: str, trend: Trend, limit: Words, left: float, within_s: float) -> Growth | None:
     """By the longest window that proves a leak, else by the longest.  None: too little is known."""
     found, left = None, max(left, 1.0)
     for rise in rises(trend, left):
@@ -114,11 +121,11 @@ def of_tree(trends: Trends, tree: Tree, host: Host | Unknown, within_s: float) -
     yield from sorted(files, key=lambda growth: (growth.sure / growth.needed, growth.slope))[-1:]
 
 
-def _memory(host: Host) -> tuple[str, float]:
+def _memory(host: Host) -> tuple[Text, float]:
     """What limits resident memory, and how much of it is left: the host, or a cgroup that is tighter."""
     if host.cgroup_available is not None and host.cgroup_available < host.memory_available:
-        return f"the cgroup's {(host.cgroup_total or 0) / GIB:.1f} GiB are", host.cgroup_available
-    return f"the host's {host.memory_total / GIB:.1f} GiB are", host.memory_available
+        return filled(causes.OF_GROUP, total=f"{(host.cgroup_total or 0) / GIB:.1f}"), host.cgroup_available
+    return filled(causes.OF_HOST, total=f"{host.memory_total / GIB:.1f}"), host.memory_available
 
 
 def _mostly(known: dict[str, Trend], tree: Tree, left: float) -> str:
@@ -131,13 +138,13 @@ def _files(known: dict[str, Trend], process: Process, who: str, within_s: float)
     if process.fds is None or process.fd_limit is None:
         return None
     trend = known.get(f"fds/{process.pid}", Trend())
-    limit = f"its limit of {process.fd_limit} is"
+    limit = filled(causes.OF_FILES, total=process.fd_limit)
     return judged("fds", who, trend, limit, process.fd_limit - process.fds, within_s)
 
 
 def of_card(trends: Trends, gpu: Gpu, within_s: float) -> Iterator[Growth]:
     trend = dict(trends).get(f"vram/{gpu.index}", Trend())
-    limit = f"the card's {gpu.total_bytes / GIB:.1f} GiB are"
+    limit = filled(causes.OF_CARD, total=f"{gpu.total_bytes / GIB:.1f}")
     if growth := judged(f"vram/{gpu.index}", "", trend, limit, gpu.total_bytes - gpu.used_bytes, within_s):
         yield growth
 
@@ -155,16 +162,18 @@ def sightings(engine: str, growths: tuple[Growth, ...], thresholds: Thresholds) 
     """In MiB, or files, a minute.  The card's level is held against its own threshold, in `symptoms.of_gpu`."""
     for growth in growths:
         factor = 60 / growth.unit[0]
-        value, threshold = growth.sure * factor, growth.needed * factor
+        value, threshold, words = growth.sure * factor, growth.needed * factor, partial(_told, growth)
         if growth.what == "rss":
             asked = thresholds.rss_slope_mib_per_min
             if asked is not None and growth.per_min / asked >= value / threshold:
                 value, threshold = growth.per_min, asked
             if threshold == inf:
                 continue
-            mostly = f", most of it {growth.who}" if growth.who else ""
-            text = f"resident memory grows by {growth}{mostly}"
-            yield Sighting("rss_leak", engine, value, threshold, AFTER_S, threshold * 0.2, text, CLEAR_AFTER_S)
+            yield Sighting("rss_leak", engine, value, threshold, AFTER_S, threshold * 0.2, words, CLEAR_AFTER_S)
         elif growth.what == "fds" and threshold < inf:
-            text = f"open files of {growth.who} grow by {growth}"
-            yield Sighting("fd_leak", engine, value, threshold, AFTER_S, threshold * 0.2, text, CLEAR_AFTER_S)
+            yield Sighting("fd_leak", engine, value, threshold, AFTER_S, threshold * 0.2, words, CLEAR_AFTER_S)
+
+
+def _told(growth: Growth) -> Text:
+    text = causes.FILES_GROW if growth.what == "fds" else causes.RSS_GROWS_IN if growth.who else causes.RSS_GROWS
+    return filled(text, growth=growth.words, who=growth.who)

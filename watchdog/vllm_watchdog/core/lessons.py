@@ -28,12 +28,16 @@ def failures(incident: Incident) -> tuple[Text, ...]:
 
 
 def _whole(incident: Incident, failure: Failure) -> Text:
-    told = [_brief(incident, failure), filled(p.PROVED, text=clipped(failure.text))]
+    told = [_brief(incident, failure), filled(p.PROVED, text=_clipped(failure.words))]
     told += [filled(p.ENDS, how=how(failure.ended, failure.class_ == "bad_args"))] if failure.ended else []
     if failure.folder:
         inner = _inner(incident, failure)
         told.append(filled(p.FILED, folder=inner) if inner else p.HERE)
     return Text("".join(each.en for each in told), "".join(each.zh for each in told))
+
+
+def _clipped(text: Text) -> Text:
+    return Text(clipped(text.en), clipped(text.zh))
 
 
 def _brief(incident: Incident, failure: Failure) -> Text:
@@ -126,8 +130,9 @@ def _prime(requests: list[InFlight]) -> InFlight | None:
     return max(requests, key=lambda each: (each.verdict in ("suspect", "refused"), each.tokens_estimated), default=None)
 
 
-def proof(incident: Incident) -> tuple[str, ...]:
+def proof(incident: Incident, language: str = "en") -> tuple[str, ...]:
     """The sentence of the cause, those of the failures, and the log lines, each once and on one line."""
-    failed = (failure.text for failure in incident.failures)
-    lines = (" ".join(text.split()) for text in (incident.text, *failed, *(finding.text for finding in incident.findings)))
+    sentences = (incident.words, *(failure.words for failure in incident.failures))
+    told = (*(text.of(language) for text in sentences), *(finding.text for finding in incident.findings))
+    lines = (" ".join(text.split()) for text in told)
     return tuple(dict.fromkeys(line for line in lines if line))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from vllm_watchdog.core import gate
+from vllm_watchdog.core import gate, incidents, reasons
+from vllm_watchdog.core.blame import specificity
 from vllm_watchdog.core.events import KernelRead, LogRead
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.policy import ALIVE, HAS_CHILD, Sign
@@ -19,6 +20,8 @@ ONE_RETRY = frozenset({"compile_failure"})      # with a fresh compile cache it 
 
 
 def log_read(turn: Turn, event: LogRead) -> None:
+    if _missed(turn, event):
+        return
     engine = next((engine for engine in turn.world.engines if engine.mark == event.mark), None)
     if engine is None:
         return
@@ -28,6 +31,22 @@ def log_read(turn: Turn, event: LogRead) -> None:
     if event.drained:
         turn.change(engine.name, last_words=event.last_words)
         turn.sign(engine.name, Sign.SETTLED)
+
+
+def _missed(turn: Turn, event: LogRead) -> bool:
+    """Does it say why a generation ended that nobody saw end?  Its engine waits for its next start, or has begun it."""
+    name = event.mark.engine
+    incident = turn.world.incident(turn.service_of(name)) if name in {engine.name for engine in turn.world.engines} else None
+    known = next((each for each in incident.failures if each.mark == str(event.mark)), None) if incident else None
+    fatal = tuple(finding for finding in event.findings if finding.severity == "fatal")
+    if known is None or known.text != reasons.unseen(event.mark).en or not fatal:
+        return False
+    cause = max(fatal, key=lambda finding: specificity(finding.class_))
+    turn.say("log.finding", engine=event.mark, class_=cause.class_, action=cause.action, text=cause.text)
+    turn.symptom(name, cause.class_, Urgency.CRITICAL, cause.text, fatal)
+    told = replace(known, class_=cause.class_, text=cause.text, zh="")
+    turn.amend(name, lambda incident: incidents.failed(incident, told))
+    return True
 
 
 def _finding(turn: Turn, name: str, finding: Finding) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
+from vllm_watchdog.core.catalog import Text
 from vllm_watchdog.core.changed import changed
 from vllm_watchdog.core.plan import EnginePlan
 from vllm_watchdog.core.symptoms import Watch
@@ -32,6 +33,7 @@ class Lowering:
     calm_since: float = inf
     ended_at: float = -inf
     patience: float = 1.0       # times clear_after_s: doubled by pressure that is back soon
+    why_zh: str = ""            # `why` in Chinese
 
 
 def limit(primary: EnginePlan, backup: EnginePlan) -> int | None:
@@ -52,10 +54,10 @@ def observe(lowering: Lowering, at: float, watches: Iterable[Watch]) -> Lowering
     return changed(lowering, calm_since=min(lowering.calm_since, at) if calm else inf)
 
 
-def begun(lowering: Lowering, at: float, to: int, why: str, soon_s: float) -> Lowering:
+def begun(lowering: Lowering, at: float, to: int, why: Text, soon_s: float) -> Lowering:
     soon = at - lowering.ended_at < soon_s
     patience = min(lowering.patience * 2, PATIENCE_MAX) if soon else 1.0
-    return replace(lowering, to=to, since=at, why=why, patience=patience)
+    return replace(lowering, to=to, since=at, why=why.en, why_zh=why.zh, patience=patience)
 
 
 def over(lowering: Lowering, at: float, watches: Iterable[Watch], clear_after_s: float) -> bool:

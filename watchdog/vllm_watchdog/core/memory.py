@@ -19,6 +19,7 @@ class EngineMemory:
     failures: tuple[float, ...] = ()
     held: str = ""                      # why another try would fail, or its last failure; empty: it is not held
     why: str = ""
+    why_zh: str = ""
     asleep: bool = False                # or on its way there or back
     served: bool = False                # when this was written, or failed since and no incident says so yet
     renewed_at: float = -inf            # last planned restart

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
-from vllm_watchdog.core import incidents
+from vllm_watchdog.core import causes, incidents
 from vllm_watchdog.core.boot import want
 from vllm_watchdog.core.commands import Answer, Quit, Record
 from vllm_watchdog.core.events import Asked, Dumped
 from vllm_watchdog.core.failover import Hint, Service, Side
 from vllm_watchdog.core.follow import turn_service
 from vllm_watchdog.core.incidents import Incident, Urgency
+from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.plan import Standby
 from vllm_watchdog.core.policy import ALIVE, HAS_CHILD, Phase, Sign
 from vllm_watchdog.core.standby import stays
@@ -20,6 +21,8 @@ from vllm_watchdog.core.turn import Turn
 from vllm_watchdog.core.world import Snapshot
 
 Reply = tuple[bool, str]
+ALONE = ("It is not run by systemd, so nobody starts the next one: until you do (llm-watchdog run), nobody watches the "
+         "engines")
 SNAPSHOTS = 16      # operators who wait at once; the control socket has no more connections
 
 
@@ -60,12 +63,12 @@ def _restart(turn: Turn, event: Asked) -> Reply:
     engine = turn.world.engine(event.engine)
     service = turn.world.service(engine.name)
     if service.wanted != engine.name and engine.phase is Phase.HELD:
-        turn.note(engine.name, "operator", f"{engine.name} is not held any more", verb="restart", engine=engine.name)
+        turn.note(engine.name, "operator", filled(causes.FORGIVEN, engine=engine.name), verb="restart", engine=engine.name)
         turn.sign(engine.name, Sign.FORGIVE)
         return True, f"{engine.name} is not held any more; it starts when it is needed"
     if service.wanted != engine.name and service.standby is not Standby.HOT:
         return False, f"{engine.name} is not in service, {service.wanted} is: use failover or failback"
-    turn.note(engine.name, "operator", f"restart of {engine.name}", verb="restart", engine=engine.name)
+    turn.note(engine.name, "operator", filled(causes.RESTART, engine=engine.name), verb="restart", engine=engine.name)
     forgiven = tuple(each for each in turn.world.failed if each[0].engine != engine.name)
     turn.world = replace(turn.world, failed=forgiven)
     if service.wanted == engine.name:
@@ -87,7 +90,7 @@ def _turn(turn: Turn, event: Asked, side: Side, start: Sign) -> Reply:
         if service.side is side:
             done.append(f"{service.name}: {service.wanted} is already meant to serve")
             continue
-        turn.note(service.name, "operator", event.verb, verb=event.verb, engine=service.name)
+        turn.note(service.name, "operator", causes.STEPS[event.verb], verb=event.verb, engine=service.name)
         done.append(f"{service.name}: {_course(turn, service)}")
         turn_service(turn, service, Hint.OPERATOR, start)
     return True, "; ".join(done)
@@ -146,7 +149,7 @@ def _snapshot(turn: Turn, event: Asked) -> Reply:
 def _recorded(turn: Turn, name: str, reason: str) -> Incident:
     """An incident in which nothing happened: for history and page, over as soon as it is begun, alerting nobody."""
     engine = turn.world.engine(name)
-    text = reason or "asked for by an operator"
+    text = reason or causes.ASKED_FOR
     made = incidents.opened(turn.service_of(name), name, engine.generation, "snapshot", Urgency.WARNING, text,
                             turn.at, turn.wall)
     made = replace(turn.measured(made, engine), wall_resolved=turn.wall)
@@ -159,7 +162,8 @@ def _handover(turn: Turn, _: Asked) -> Reply:
     names = [str(engine.mark) for engine in turn.world.engines if engine.phase in HAS_CHILD]
     turn.say("daemon.leaving", engines=", ".join(names))
     turn.do(Quit())
-    return True, f"this daemon leaves; the next one takes over {', '.join(names) or 'no engine'}"
+    text = f"this daemon leaves; the next one takes over {', '.join(names) or 'no engine'}"
+    return True, text if turn.world.supervised else f"{text}. {ALONE}"
 
 
 VERBS: dict[str, Callable[[Turn, Asked], Reply]] = {

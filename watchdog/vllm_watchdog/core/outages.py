@@ -6,10 +6,13 @@ A failure within such a gap ends the excuse (`Turn.blame`), and so does its leng
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 
+from vllm_watchdog.core import causes
 from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.sampled import hold
 from vllm_watchdog.core.symptoms import Sighting
 from vllm_watchdog.core.turn import DOWN, Turn
@@ -30,6 +33,7 @@ def _watch(turn: Turn, service: Service) -> None:
     known = any(watch.class_ == DOWN and watch.subject == service.name for watch in turn.world.watches)
     if down or known:
         after_s = turn.world.plan.thresholds.engine_down_s
-        text = f"no engine has served {service.name} for {after_s:.0f} s: {engine.name} is {engine.phase}"
-        hold(turn, [Sighting(DOWN, service.name, float(down), 1.0, after_s, 0.5, text, clear_after_s=0.0,
+        words = partial(filled, causes.NOT_SERVED, service=service.name, s=f"{after_s:.0f}", engine=engine.name,
+                        phase=causes.PHASES[engine.phase])
+        hold(turn, [Sighting(DOWN, service.name, float(down), 1.0, after_s, 0.5, words, clear_after_s=0.0,
                              urgency=Urgency.CRITICAL, evidence=False)])

@@ -66,7 +66,7 @@ THEN = T("Flags stand in `args` of {places} in the configuration. After a change
          "无论是否改过，都再执行 {commands}，其他引擎不受影响。")
 PLACE = T("[engines.{engine}]", "[engines.{engine}]")
 LET_GO = T("`llm-watchdog restart {engine}`", "`llm-watchdog restart {engine}`")
-AND = T(" and ", " 和 ")
+AND, COMMA = T(" and ", " 和 "), T(", ", "、")
 LEFT = T("Not resolved: the watchdog was stopped by an operator, its engines with it; it goes on when the watchdog starts "
          "again.",
          "未恢复：watchdog 已被运维人员停止，引擎随之停止；下次启动后继续。")
@@ -162,6 +162,7 @@ DEEDS = {
     "lowered": T("the gateway lets {to} requests through at a time: {because}", "网关并发降到 {to}：{because}"),
     "operator": T("an operator asked for {verb} of {engine}", "运维人员执行 {verb}（{engine}）"),
     "paused": T("{engine} was left alone: automatic actions are paused", "自动处理已暂停，未处理 {engine}"),
+    "drill": T("it was a drill: {fault} was brought about on purpose", "这是演练：人为注入 {fault}"),
     "left": T("the watchdog was stopped by an operator", "watchdog 被运维人员停止"),
     "action": T("{text}", "{text}"),
 }
@@ -204,6 +205,7 @@ EVENTS = {
     "daemon.started": T("the watchdog started: {engines} engines configured, {survivors} still ran",
                         "watchdog 启动：配置 {engines} 个引擎，{survivors} 个仍在运行"),
     "daemon.stopping": T("the watchdog stops ({by}), its engines with it", "watchdog 停止（{by}），引擎随之停止"),
+    "drill": T("{incident} is a drill: {fault}", "{incident} 是演练：{fault}"),
     "engine.adopted": T("{engine} (PID {pid}) still runs and was adopted, then {then}",
                         "{engine}（PID {pid}）仍在运行，已接管（{then}）"),
     "engine.emptied": T("no process of {engine} is left", "{engine} 的进程已全部结束"),
@@ -271,22 +273,30 @@ def filled(text: Text, /, **blanks: Any) -> Text:
     return Text(said("en"), said("zh"))
 
 
+NOTHING = T("", "")
+
+
+def strung(texts: Iterable[Text], between: Text = NOTHING) -> Text:
+    """One after the other."""
+    told = tuple(texts)
+    return Text(between.en.join(text.en for text in told), between.zh.join(text.zh for text in told))
+
+
 def joined(texts: Iterable[Text]) -> Text:
     """Several sentences as one."""
-    told = tuple(texts)
-    return Text("; ".join(text.en for text in told), "；".join(text.zh for text in told))
+    return strung(texts, T("; ", "；"))
 
 
 def listed(texts: Iterable[Text]) -> Text:
     """One, two and three, as a list."""
-    told = tuple(texts)
-    return Text(AND.en.join(text.en for text in told), AND.zh.join(text.zh for text in told))
+    return strung(texts, AND)
 
 
 def worded(name: str, fields: Mapping[str, Any]) -> Text | None:
-    """An event in words; None for one that has no phrase (yet): its fields are shown as they are."""
+    """An event in words; None for one that has no phrase (yet): its fields are shown as they are.  `x_zh`: x in Chinese."""
     known = EVENTS.get(name)
     if known is None:
         return None
-    told = filled(known, **fields)
+    told = filled(known, **{key: Text(value, fields[f"{key}_zh"]) if f"{key}_zh" in fields else value
+                            for key, value in fields.items()})
     return Text(" ".join(told.en.split()), " ".join(told.zh.split()))

@@ -4,39 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vllm_watchdog.core import gate
+from vllm_watchdog.core import causes, gate
 from vllm_watchdog.core import phrases as p
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.findings import Finding
 from vllm_watchdog.core.phrases import filled, joined
 from vllm_watchdog.core.policy import Phase
+from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.core.world import Engine, World
 
 LAST_LINE = 200         # characters of it in a sentence
-# Class and sentence of a phase that lasted too long.
-OVERDUE = {
-    Phase.STARTING: ("spawn_failed", "it was not started within {limits.spawn_s:.0f} s"),
-    Phase.LOADING: ("load_timeout", "not ready after {limits.load_s:.0f} s"),
-    Phase.DOZING: ("sleep_failed", "it did not fall asleep within {limits.sleep_s:.0f} s"),
-    Phase.WAKING: ("wake_failed", "it was not awake, with a token, within {limits.wake_s:.0f} s"),
-    Phase.SUSPECT: ("engine_hang", "no token for {still:.0f} s: the counters stand still and a one-token request "
-                                   "is not answered"),
+# Class and sentence of a phase that lasted too long, and for how long.
+OVERDUE: dict[Phase, tuple[str, Text, Callable[[Engine, float], float]]] = {
+    Phase.STARTING: ("spawn_failed", causes.NOT_SPAWNED, lambda engine, _: engine.plan.limits.spawn_s),
+    Phase.LOADING: ("load_timeout", causes.NOT_READY, lambda engine, _: engine.plan.limits.load_s),
+    Phase.DOZING: ("sleep_failed", causes.NOT_ASLEEP, lambda engine, _: engine.plan.limits.sleep_s),
+    Phase.WAKING: ("wake_failed", causes.NOT_AWAKE, lambda engine, _: engine.plan.limits.wake_s),
+    Phase.SUSPECT: ("engine_hang", causes.NO_TOKEN, lambda engine, at: at - engine.pulse.sign_at),
 }
 
 
-def overdue(engine: Engine, at: float) -> tuple[str, str]:
+def overdue(engine: Engine, at: float) -> tuple[str, Text]:
     """Class and sentence of an engine whose phase, one of OVERDUE, has lasted too long by `at`."""
-    class_, why = OVERDUE[engine.phase]
-    return class_, why.format(limits=engine.plan.limits, still=at - engine.pulse.sign_at)
+    class_, text, lasted = OVERDUE[engine.phase]
+    return class_, filled(text, s=f"{lasted(engine, at):.0f}")
 
 
-def ended(code: int | None, words: tuple[str, ...] = ()) -> str:
+def why(engine: Engine) -> Text:
+    """What proves its failure: what was seen, else how it ended."""
+    return engine.words if engine.why else ended(engine.exit_code, engine.last_words)
+
+
+def ended(code: int | None, words: tuple[str, ...] = ()) -> Text:
     """Of a generation that ended unasked, and the last line of its log; None: it was not our child."""
     if code is None:
-        how = "it ended; it was an earlier daemon's child, so its exit code is unknown"
+        how = causes.END_UNSEEN
     else:
-        how = f"it was ended by signal {-code}, which we did not send" if code < 0 else f"it exited with code {code}"
-    return f"{how}; its log ends in: {words[-1][:LAST_LINE]}" if words else how
+        how = filled(causes.END_SIGNAL, code=-code) if code < 0 else filled(causes.END_CODE, code=code)
+    return filled(causes.LAST_LINE, how=how, line=words[-1][:LAST_LINE]) if words else how
+
+
+def unseen(mark: Mark) -> Text:
+    return filled(causes.END_UNWATCHED, mark=mark)
 
 
 def last_words(words: tuple[str, ...]) -> tuple[Finding, ...]:
@@ -48,7 +57,7 @@ def last_words(words: tuple[str, ...]) -> tuple[Finding, ...]:
 def _held(engine: Engine) -> tuple[str, Text]:
     limits = engine.plan.limits
     if engine.life.doom:
-        return engine.life.doom, filled(p.HELD_ALIKE, engine=engine.name, why=engine.why)
+        return engine.life.doom, filled(p.HELD_ALIKE, engine=engine.name, why=engine.words)
     return "budget_spent", filled(p.HELD_OFTEN, engine=engine.name, failures=len(engine.life.failures),
                                   window=f"{limits.window_s:.0f}", budget=limits.budget, blame=engine.blame)
 

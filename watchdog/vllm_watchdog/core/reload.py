@@ -33,4 +33,5 @@ def settled(world: World) -> World:
 def _engine(world: World, plan: EnginePlan, asked: Plan) -> EnginePlan:
     new = next((engine for engine in asked.engines if engine.name == plan.name), plan)
     runs = world.engine(plan.name).phase in HAS_CHILD
-    return replace(plan, limits=new.limits, vram_share=plan.vram_share if runs else new.vram_share)
+    return replace(plan, limits=new.limits, vram_share=plan.vram_share if runs else new.vram_share,
+                   max_concurrent=new.max_concurrent, max_concurrent_tokens=new.max_concurrent_tokens)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm_watchdog.core import gate
+from vllm_watchdog.core import causes, gate
 from vllm_watchdog.core.failover import PLANNED_S, Hint, Service
 from vllm_watchdog.core.follow import is_idle, turn_service
+from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.plan import Planned, Standby
 from vllm_watchdog.core.policy import Phase, Sign
 from vllm_watchdog.core.readings import Unknown
@@ -66,5 +67,5 @@ def _restart(turn: Turn, engine: Engine) -> None:
     leak = leak_of(turn.world, engine)
     turn.change(engine.name, renewed_at=turn.at)
     turn.say("engine.renewed", engine=engine.mark, because=leak)
-    turn.note(engine.name, "action", f"planned restart of {engine.mark}: {leak}, and no request runs or waits")
+    turn.note(engine.name, "action", filled(causes.PLANNED, mark=engine.mark, leak=leak))
     turn.sign(engine.name, Sign.RENEW)

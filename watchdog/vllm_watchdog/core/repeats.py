@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vllm_watchdog.core import causes
+from vllm_watchdog.core.catalog import Text
+from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.core.units import DAY_S
 from vllm_watchdog.core.world import World
@@ -33,15 +36,16 @@ def before(world: World, engine: Mark, since: float) -> tuple[float, str] | None
     return max((each for each in failures if each[0] > since), default=None)
 
 
-def crash_loop(world: World, name: str) -> str:
-    """Why the failures of an engine are no accident any more; empty while they may be."""
+def crash_loop(world: World, name: str) -> Text | None:
+    """Why the failures of an engine are no accident any more; None while they may be."""
     count = sum(mark.engine == name for mark, _, _ in world.failed)
     loops = count > world.plan.thresholds.crash_loop
-    return f"{name} failed {count} times within a day; a restart does not cure it" if loops else ""
+    return filled(causes.CRASH_LOOP, engine=name, n=count) if loops else None
 
 
-def oom_rate(world: World, service: str) -> str:
-    """Why the OOMs of a service are too many, of all its engines together; empty while they are not."""
+def oom_rate(world: World, service: str) -> Text | None:
+    """Why the OOMs of a service are too many, of all its engines together; None while they are not."""
     count = sum(at > world.at - OOM_RATE_S for engine in world.engines
                 if world.plan.service_of(engine.name) == service for at in engine.ooms)
-    return f"out of memory {count} times within {OOM_RATE_S:.0f} s" if count > world.plan.thresholds.oom_rate else ""
+    often = count > world.plan.thresholds.oom_rate
+    return filled(causes.OOM_RATE, n=count, s=f"{OOM_RATE_S:.0f}") if often else None

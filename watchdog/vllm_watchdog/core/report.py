@@ -7,15 +7,15 @@ from typing import Any
 
 from vllm_watchdog.core import liveness
 from vllm_watchdog.core.failover import Service
-from vllm_watchdog.core.follow import JUDGED
 from vllm_watchdog.core.leaks import Growth
 from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
 from vllm_watchdog.core.units import DAY_S
-from vllm_watchdog.core.world import Engine, World, routed
+from vllm_watchdog.core.world import ROUTED, Engine, World, routed
 
+CLASSES = {"rss": "rss_leak", "fds": "fd_leak", "vram": "vram_growth"}      # that a growth is a symptom of
 NO_PROCESS = Unknown(0.0, "no process")
 
 
@@ -34,7 +34,7 @@ def report(world: World) -> dict[str, Any]:
         "kernel_log": {"unknown": world.kernel.why} if world.kernel else "read",
         "incidents": [
             {"id": i.id, "service": i.service, "class": i.class_, "urgency": i.urgency.value, "text": i.page or i.text,
-             "text_zh": "；".join(need.zh for need in i.needs) or i.text, "waits_for": [need.engine for need in i.needs],
+             "text_zh": "；".join(need.zh for need in i.needs) or i.words.zh, "waits_for": [need.engine for need in i.needs],
              "opened": round(i.wall_opened, 3)}
             for i in world.incidents
         ],
@@ -93,7 +93,8 @@ def _lowered(world: World, lowering: Lowering) -> dict[str, Any] | None:
     """`to`: requests that the gateway lets through at a time."""
     if lowering.to is None:
         return None
-    return {"to": lowering.to, "since": _wall(world, lowering.since), "why": lowering.why}
+    return {"to": lowering.to, "since": _wall(world, lowering.since), "why": lowering.why,
+            "why_zh": lowering.why_zh or lowering.why}
 
 
 def _engine(world: World, engine: Engine) -> dict[str, Any]:
@@ -110,12 +111,13 @@ def _engine(world: World, engine: Engine) -> dict[str, Any]:
         "since": _wall(world, engine.since),
         "ready": _wall(world, engine.ready_at),
         "next_try": _wall(world, engine.life.deadline) if engine.phase is Phase.BACKOFF else None,
-        "life": liveness.judge(engine.pulse).value if engine.phase in JUDGED else None,
+        "life": liveness.judge(engine.pulse).value if engine.phase in ROUTED else None,
         "health": engine.health.value if engine.health else None,
         "probe": engine.pulse.unprovable or "ok",
         "failures": len(engine.life.failures),
         "cause": engine.cause,
         "why": engine.why,
+        "why_zh": engine.words.zh,
         "metrics": _known(engine.metrics if runs else NO_PROCESS, _metrics),
         "tree": _tree(engine.tree) if engine.tree and runs else None,
         "growth": [_growth(growth) for growth in engine.growths] if runs else [],
@@ -143,8 +145,10 @@ def _tree(tree: Tree) -> dict[str, Any]:
 
 def _growth(growth: Growth) -> dict[str, Any]:
     """`per_min` in `unit`; `eta_s` None: its limit is not in sight."""
-    return {"what": growth.what, "who": growth.who, "per_min": round(growth.per_min, 3), "unit": growth.unit[1],
-            "eta_s": round(growth.eta_s) if isfinite(growth.eta_s) else None, "leaks": growth.leaks, "text": str(growth)}
+    return {"what": growth.what, "class": CLASSES[growth.what.partition("/")[0]], "who": growth.who,
+            "per_min": round(growth.per_min, 3), "unit": growth.unit[1],
+            "eta_s": round(growth.eta_s) if isfinite(growth.eta_s) else None, "leaks": growth.leaks, "text": growth.words.en,
+            "text_zh": growth.words.zh}
 
 
 def _gpu(gpu: Gpu, thresholds: Thresholds) -> dict[str, Any]:

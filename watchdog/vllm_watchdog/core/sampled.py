@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 
-from vllm_watchdog.core import leaks, symptoms
+from vllm_watchdog.core import causes, leaks, symptoms
+from vllm_watchdog.core.catalog import Text
 from vllm_watchdog.core.events import GpusSampled, HostSampled
 from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
 from vllm_watchdog.core.symptoms import Change, Sighting, Watch
@@ -26,14 +28,14 @@ def gpus_sampled(turn: Turn, event: GpusSampled) -> None:
     if isinstance(event.gpus, Unknown):
         if not isinstance(was, Unknown):
             turn.say("gpus.unknown", why=event.gpus.why)
-            turn.symptom(HOST, GPUS_LOST, Urgency.CRITICAL, event.gpus.why)
+            turn.symptom(HOST, GPUS_LOST, Urgency.CRITICAL, filled(causes.DRIVER_LOST, why=event.gpus.why))
         return
     if isinstance(was, Unknown) and was is not NOT_YET:
-        turn.cleared(HOST, GPUS_LOST)
+        turn.cleared(HOST, causes.DRIVER_BACK)
     for gpu in event.gpus:
         if (engine := turn.world.engine_on(gpu.index)) is not None:
             warm = _warm(turn, engine, gpu)
-            growth = "" if warm is None else _card_grows(turn, turn.world.engine(engine.name), gpu)
+            growth = None if warm is None else _card_grows(turn, turn.world.engine(engine.name), gpu)
             hold(turn, symptoms.of_gpu(gpu, turn.world.plan.thresholds, warm, growth))
 
 
@@ -49,8 +51,8 @@ def _warm(turn: Turn, engine: Engine, gpu: Gpu) -> int | None:
     return warm.get(gpu.index)
 
 
-def _card_grows(turn: Turn, engine: Engine, gpu: Gpu) -> str:
-    """How fast, and until when; empty where it does not."""
+def _card_grows(turn: Turn, engine: Engine, gpu: Gpu) -> Text | None:
+    """How fast, and until when; None where it does not."""
     key = f"vram/{gpu.index}"
     trends = leaks.fed_by_card(engine.trends, turn.at, gpu)
     if leaks.fresh(engine.trends, trends, key):
@@ -58,7 +60,7 @@ def _card_grows(turn: Turn, engine: Engine, gpu: Gpu) -> str:
         new = tuple(leaks.of_card(trends, gpu, turn.world.plan.thresholds.leak_within_s))
         engine = turn.change(engine.name, growths=(*others, *new))
     turn.change(engine.name, trends=trends)
-    return next((str(growth) for growth in engine.growths if growth.what == key and growth.slope > 0), "")
+    return next((growth.words for growth in engine.growths if growth.what == key and growth.slope > 0), None)
 
 
 def host_sampled(turn: Turn, event: HostSampled) -> None:
@@ -82,7 +84,7 @@ def _tree_sampled(turn: Turn, name: str, tree: Tree) -> None:
         _tree_grows(turn, engine, tree)
     idle_s = turn.at - engine.active_at
     if engine.phase is Phase.LOADING and idle_s >= engine.plan.limits.load_idle_s:
-        turn.fault(name, "load_timeout", f"not ready, and no CPU or disk activity for {idle_s:.0f} s")
+        turn.fault(name, "load_timeout", filled(causes.NO_ACTIVITY, s=f"{idle_s:.0f}"))
 
 
 def _tree_grows(turn: Turn, engine: Engine, tree: Tree) -> None:
@@ -126,7 +128,7 @@ def hold(turn: Turn, sightings: Iterable[Sighting]) -> None:
             _raised(turn, seen)
         elif change is Change.CLEARED:
             turn.say("symptom.cleared", symptom=seen.class_, subject=seen.subject)
-            turn.cleared(_whose(turn, seen.subject), f"{seen.class_} of {seen.subject}")
+            turn.cleared(_whose(turn, seen.subject), filled(causes.OVER, symptom=seen.class_, subject=seen.subject))
 
 
 def _whose(turn: Turn, subject: str) -> str:
@@ -138,9 +140,9 @@ def _whose(turn: Turn, subject: str) -> str:
 
 
 def _raised(turn: Turn, seen: Sighting) -> None:
-    name = _whose(turn, seen.subject)
-    turn.say("symptom.raised", symptom=seen.class_, subject=seen.subject, text=seen.text)
-    incident = turn.symptom(name, seen.class_, seen.urgency, seen.text)
+    name, words = _whose(turn, seen.subject), seen.words()
+    turn.say("symptom.raised", symptom=seen.class_, subject=seen.subject, text=words)
+    incident = turn.symptom(name, seen.class_, seen.urgency, words)
     if not seen.evidence:
         return
     key = f"{seen.class_}/{seen.subject}"

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from math import inf
 
-from vllm_watchdog.core import gate
+from vllm_watchdog.core import causes, gate
 from vllm_watchdog.core.failover import Service, Side
 from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.plan import Standby
 from vllm_watchdog.core.policy import Phase, Sign
 from vllm_watchdog.core.turn import Turn
@@ -54,7 +55,7 @@ def _stand_by(turn: Turn, service: Service, backup: Engine) -> None:
     elif service.standby is Standby.HOT or _may_boot(turn.world, service):
         _want(turn, backup.name)
     elif backup.life.wanted and backup.phase in (Phase.BACKOFF, Phase.RELEASING) and not turn.world.paused:
-        text = f"{backup.name} is gone, and {service.name} has the memory: the next failover is a cold start"
+        text = filled(causes.STANDBY_LOST, engine=backup.name, primary=service.name)
         turn.symptom(backup.name, "standby_lost", Urgency.WARNING, text)
         turn.sign(backup.name, Sign.UNWANT)
 

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_watchdog.core import causes
 from vllm_watchdog.core import phrases as p
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.failures import Ended
 from vllm_watchdog.core.incidents import HOST, Flight, Incident, Urgency
 from vllm_watchdog.core.levels import CardLevels
-from vllm_watchdog.core.phrases import filled, joined
+from vllm_watchdog.core.phrases import NOTHING, filled, joined
 from vllm_watchdog.core.readings import Wait
 from vllm_watchdog.core.units import duration, gib, time_of_day
 
-NOTHING = Text("", "")
 STEPS_SHOWN = 12        # the first and the last: a crash loop repeats itself
 HOLDERS_SHOWN = 3
 USAGE_CODE = 2          # argparse's; other programs say other things by it
@@ -55,6 +55,16 @@ def happened(incident: Incident, host: str = "") -> Text:
     text = p.HAPPENED_ON_HOST if incident.service == HOST else p.HAPPENED
     return filled(text, time=clock(incident, incident.opened_at), engine=incident.engine, generation=incident.generation,
                   service=incident.service, host=where)
+
+
+def cause(incident: Incident) -> Text:
+    """The class and the sentence that proves it."""
+    return filled(causes.SYMPTOM, class_=incident.class_, words=incident.words) if incident.text else plain(incident.class_)
+
+
+def told(incident: Incident) -> tuple[tuple[float, Text, Text], ...]:
+    """The timeline: each line's instant, the word for what it is, and its sentence."""
+    return tuple((entry.at, causes.STEPS.get(entry.what, plain(entry.what)), entry.words) for entry in incident.timeline)
 
 
 def state(incident: Incident) -> Text:
@@ -105,7 +115,7 @@ def actions(incident: Incident) -> tuple[Step, ...]:
             facts: dict[str, Any] = dict(entry.facts)
             if "because" in facts:
                 facts["because"] = _because(facts)
-            steps.append(Step(entry.at, filled(p.DEEDS[entry.what], text=entry.text, **facts)))
+            steps.append(Step(entry.at, filled(p.DEEDS[entry.what], text=entry.words, **facts)))
     half = STEPS_SHOWN // 2
     return tuple(steps) if len(steps) <= STEPS_SHOWN else (*steps[:half], *steps[-half:])
 

@@ -6,12 +6,15 @@ Unknown values change nothing: a symptom neither starts nor ends because a senso
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 from math import inf
 
+from vllm_watchdog.core import causes
+from vllm_watchdog.core.catalog import Text
 from vllm_watchdog.core.incidents import Urgency
+from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree
 from vllm_watchdog.core.units import GIB
@@ -39,7 +42,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A value to hold against its threshold now.  `text` says it to a human.
+    """A value to hold against its threshold now.  `words` says it to a human: called only when there is something to say.
 
     `clear_after_s` None: as the thresholds say.  `evidence`: does raising it earn a bundle?
     """
@@ -50,7 +53,7 @@ class Sighting:
     threshold: float
     after_s: float
     margin: float           # below the threshold by this much is calm
-    text: str
+    words: Callable[[], Text]
     clear_after_s: float | None = None
     urgency: Urgency = Urgency.WARNING
     evidence: bool = True
@@ -74,26 +77,33 @@ def observe(watch: Watch, at: float, seen: Sighting, clear_after_s: float) -> tu
 
 # -- what each reading is held against
 
-def of_gpu(gpu: Gpu, thresholds: Thresholds, warm_bytes: int | None, growth: str = "") -> Iterator[Sighting]:
+def of_gpu(gpu: Gpu, thresholds: Thresholds, warm_bytes: int | None, growth: Text | None = None) -> Iterator[Sighting]:
     """`warm_bytes`: the card's level after warm-up, None before it; `growth` says how fast it grows, where that is known."""
     subject, share, margin = f"gpu{gpu.index}", gpu.used_share, thresholds.hysteresis
-    level = f"GPU {gpu.index}: {share:.1%} of {gpu.total_bytes / GIB:.1f} GiB in use"
+
+    def level(text: Text, **more: str) -> Text:
+        return filled(text, gpu=gpu.index, share=f"{share:.1%}", total=f"{gpu.total_bytes / GIB:.1f}", **more)
+
     if (warn := dict(thresholds.vram_warn).get(gpu.index)) is not None:
-        yield Sighting("vram_high", subject, share, warn, 0, margin, f"{level}, threshold {warn:.1%}")
+        yield Sighting("vram_high", subject, share, warn, 0, margin, lambda: level(causes.CARD_HIGH, limit=f"{warn:.1%}"))
     if (degrade := dict(thresholds.vram_degrade).get(gpu.index)) is not None:
-        text = f"{level}, threshold {degrade:.1%} for {thresholds.degrade_after_s:.0f} s"
-        yield Sighting("vram_degrade", subject, share, degrade, thresholds.degrade_after_s, margin, text)
+        yield Sighting("vram_degrade", subject, share, degrade, thresholds.degrade_after_s, margin, lambda: level(
+            causes.CARD_DEGRADED, limit=f"{degrade:.1%}", s=f"{thresholds.degrade_after_s:.0f}"))
     if warm_bytes is not None:
         grown = (gpu.used_bytes - warm_bytes) / gpu.total_bytes
-        text = f"{level}, {grown:.1%} of the card more than after warm-up" + (growth and f"; it grows by {growth}")
-        yield Sighting("vram_growth", subject, grown, thresholds.vram_growth, 60, margin, text)
+
+        def words() -> Text:
+            text = level(causes.CARD_GROWN, grown=f"{grown:.1%}")
+            return filled(causes.CARD_GROWS, level=text, growth=growth) if growth else text
+
+        yield Sighting("vram_growth", subject, grown, thresholds.vram_growth, 60, margin, words)
 
 
 def of_host(host: Host, thresholds: Thresholds) -> Iterator[Sighting]:
     """The disk is held by what is missing, so that 'above' is bad as everywhere."""
     used, limit = host.disk_total - host.disk_free, host.disk_total - thresholds.disk_free_bytes
-    text = f"{host.disk_free / GIB:.1f} GiB left on the log disk, wanted {thresholds.disk_free_bytes / GIB:.1f}"
-    yield Sighting("disk_low", "host", used, limit, 0, thresholds.disk_free_bytes * 0.1, text)
+    yield Sighting("disk_low", "host", used, limit, 0, thresholds.disk_free_bytes * 0.1, lambda: filled(
+        causes.DISK_LOW, left=f"{host.disk_free / GIB:.1f}", wanted=f"{thresholds.disk_free_bytes / GIB:.1f}"))
 
 
 def of_metrics(engine: str, metrics: Metrics, thresholds: Thresholds, preempted: float | None) -> Iterator[Sighting]:
@@ -103,20 +113,19 @@ def of_metrics(engine: str, metrics: Metrics, thresholds: Thresholds, preempted:
     """
     if metrics.kv_usage is not None:
         usage = metrics.kv_usage if metrics.waiting else 0.0
-        text = f"KV cache {metrics.kv_usage:.0%} full, {metrics.waiting or 0:.0f} waiting"
         yield Sighting("kv_pressure", engine, usage, thresholds.kv_cache, thresholds.kv_cache_after_s,
-                       thresholds.hysteresis, text)
+                       thresholds.hysteresis, lambda: filled(
+                           causes.CACHE_FULL, share=f"{metrics.kv_usage:.0%}", waiting=f"{metrics.waiting or 0:.0f}"))
     if preempted is not None:
         limit = thresholds.preemptions_per_min
-        text = f"{preempted:.0f} requests a minute are preempted, threshold {limit:g} for {PREEMPTED_S:.0f} s"
-        yield Sighting("preemptions", engine, preempted, limit, PREEMPTED_S, limit * 0.2, text)
+        yield Sighting("preemptions", engine, preempted, limit, PREEMPTED_S, limit * 0.2, lambda: filled(
+            causes.PREEMPTED, n=f"{preempted:.0f}", limit=f"{limit:g}", s=f"{PREEMPTED_S:.0f}"))
 
 
 def of_tree(tree: Tree, thresholds: Thresholds) -> Iterator[Sighting]:
-    if thresholds.rss_bytes is not None:
-        text = f"{tree.rss_bytes / GIB:.1f} GiB resident, threshold {thresholds.rss_bytes / GIB:.1f}"
-        yield Sighting("rss_high", tree.mark.engine, tree.rss_bytes, thresholds.rss_bytes, 0,
-                       thresholds.rss_bytes * thresholds.hysteresis, text)
+    if (limit := thresholds.rss_bytes) is not None:
+        yield Sighting("rss_high", tree.mark.engine, tree.rss_bytes, limit, 0, limit * thresholds.hysteresis, lambda: filled(
+            causes.RSS_HIGH, size=f"{tree.rss_bytes / GIB:.1f}", limit=f"{limit / GIB:.1f}"))
 
 
 # -- a counter's rate

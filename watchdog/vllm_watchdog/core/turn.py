@@ -10,14 +10,16 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from vllm_watchdog.core import incidents, policy, reasons, repeats, story
+from vllm_watchdog.core import causes, incidents, policy, reasons, repeats, story
 from vllm_watchdog.core.blame import specificity
+from vllm_watchdog.core.catalog import Text, Words, both
 from vllm_watchdog.core.changed import changed
 from vllm_watchdog.core.commands import Alert, Command, Drain, Dump, Kill, Record, SampleGpus, Say, Sleep, Spawn, Term, Wake
 from vllm_watchdog.core.failures import Failure
 from vllm_watchdog.core.incidents import Flight, Incident, Need, Urgency
 from vllm_watchdog.core.levels import levels_of
 from vllm_watchdog.core.liveness import Pulse
+from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.policy import Do, Phase, Sign
 from vllm_watchdog.core.reload import settled
 from vllm_watchdog.core.verdict import Finding
@@ -47,6 +49,10 @@ class Turn:
         self.commands.append(command)
 
     def say(self, name: str, **fields: Any) -> None:
+        """A Text is said in English, and beside it (`x_zh`) in Chinese."""
+        texts = {key: value for key, value in fields.items() if isinstance(value, Text)}
+        fields |= {key: text.en for key, text in texts.items()} | {
+            f"{key}_zh": text.own_zh for key, text in texts.items()}
         self.do(Say(name, tuple((key, str(value)) for key, value in fields.items() if value not in ("", None))))
 
     def change(self, name: str, **facts: Any) -> Engine:
@@ -54,14 +60,18 @@ class Turn:
         self.world = self.world.with_engine(engine)
         return engine
 
+    def explain(self, name: str, class_: str, words: Words) -> Engine:
+        """Of what this generation failed, and the sentence that proves it."""
+        text = both(words)
+        return self.change(name, cause=class_, why=text.en, why_zh=text.own_zh)
+
     # -- the policy
 
     def sign(self, name: str, sign: Sign, doom: str = "") -> None:
         """Tell the policy of one engine what happened, and carry out its decision."""
         engine = self.world.engine(name)
         if sign is Sign.TIMEOUT and not engine.cause and engine.phase in reasons.OVERDUE:
-            class_, why = reasons.overdue(engine, self.at)
-            engine = self.change(name, cause=class_, why=why)
+            engine = self.explain(name, *reasons.overdue(engine, self.at))
         event = policy.Event(self.at, sign, doom)
         life, actions = policy.step(engine.life, event, engine.plan.limits, f"{self.world.plan.seed}/{name}")
         was = engine.phase
@@ -74,7 +84,8 @@ class Turn:
 
     def _passed(self, engine: Engine, was: Phase, sign: Sign, now: Phase) -> None:
         """A change of phase in the incident's words: some are deeds of ours, and some need no human any more."""
-        self.note(engine.name, "phase", f"{engine.name}: {was} -> {now}")
+        text = filled(causes.PHASE, engine=engine.name, was=causes.PHASES[was], now=causes.PHASES[now])
+        self.note(engine.name, "phase", text)
         if (was, sign) in DEEDS:
             self.note(engine.name, DEEDS[was, sign], str(engine.mark), engine=str(engine.mark))
         self.amend(engine.name, lambda incident: incidents.relieved(incident, engine.name))
@@ -95,7 +106,7 @@ class Turn:
             renewed_at=engine.renewed_at,
         )
         self.world = self.world.with_engine(engine)
-        self.note(name, "started", f"starting {engine.mark}", engine=str(engine.mark))
+        self.note(name, "started", filled(causes.STARTING, mark=engine.mark), engine=str(engine.mark))
         self.do(Spawn(engine.mark))
 
     def _dump(self, name: str) -> None:
@@ -148,15 +159,15 @@ class Turn:
 
     def _wake(self, name: str) -> None:
         engine = self.world.engine(name)
-        self.note(name, "woken", f"waking {engine.mark}", engine=str(engine.mark))
+        self.note(name, "woken", filled(causes.WAKING, mark=engine.mark), engine=str(engine.mark))
         self.do(Wake(engine.mark, engine.plan.limits.wake_s))
 
     def page(self, name: str) -> None:
         engine = self.world.engine(name)
         class_, text = reasons.PAGES[engine.phase](self.world, engine)
-        incident = self.symptom(name, class_, Urgency.PAGE, text.en)
+        incident = self.symptom(name, class_, Urgency.PAGE, text)
         if engine.phase is Phase.HELD and engine.life.doom:
-            incident = replace(incident, class_=class_, text=engine.why)    # what keeps it down is the cause now
+            incident = incidents.caused(incident, class_, engine.words)     # what keeps it down is the cause now
         self.world = self.world.with_incident(incidents.needed(incident, Need(name, class_, text.en, text.zh)))
 
     def send(self, kind: type[Kill] | type[Term] | type[Drain], name: str) -> None:
@@ -179,9 +190,9 @@ class Turn:
     def blame(self, name: str) -> Incident:
         """The failure of this generation joins, or opens, the service's incident."""
         engine = self.world.engine(name)
-        why = engine.why or reasons.ended(engine.exit_code, engine.last_words)
-        last = () if engine.cause else reasons.last_words(engine.last_words)
-        self.change(name, cause=engine.blame, why=why)
+        why = reasons.why(engine)
+        last = () if engine.why else reasons.last_words(engine.last_words)
+        self.explain(name, engine.blame, why)
         incident = self.symptom(name, engine.blame, Urgency.CRITICAL, why, last)
         if engine.blame == HANG and self.world.service(name).wanted == name:    # before a failover makes it another's turn
             self.amend(name, lambda incident: incidents.down(incident, engine.pulse.sign_at))
@@ -195,8 +206,8 @@ class Turn:
     def failed(self, name: str) -> None:
         """The failure of this generation, as it is known by now, stands in the open incident."""
         engine = self.world.engine(name)
-        why = engine.why or reasons.ended(engine.exit_code, engine.last_words)
-        failure = Failure(self.at, str(engine.mark), engine.blame, why, engine.ended)
+        why = reasons.why(engine)
+        failure = Failure(self.at, str(engine.mark), engine.blame, why.en, engine.ended, zh=why.own_zh)
         self.world = repeats.failed(self.world, engine.mark, engine.blame)
         self.amend(name, lambda incident: incidents.failed(incident, failure))
 
@@ -208,7 +219,7 @@ class Turn:
         if service.wanted == engine.name:
             self.world = self.world.with_service(replace(service, excused_until=-inf))
 
-    def symptom(self, name: str, class_: str, urgency: Urgency, text: str, findings: tuple[Finding, ...] = ()) -> Incident:
+    def symptom(self, name: str, class_: str, urgency: Urgency, text: Words, findings: tuple[Finding, ...] = ()) -> Incident:
         """A symptom of an engine, or of the host, joins or opens the incident of its service."""
         service = self.service_of(name)
         engine = None if name == HOST else self.world.engine(name)
@@ -236,21 +247,21 @@ class Turn:
         if incident is not None:
             self.world = self.world.with_incident(change(incident))
 
-    def note(self, name: str, what: str, text: str, **facts: str) -> None:
+    def note(self, name: str, what: str, text: Words, **facts: str) -> None:
         """A line in the timeline of the service's incident, if one is open."""
         self.amend(name, lambda incident: incidents.noted(incident, self.at, what, text, **facts))
 
     def flown(self, name: str, flight: Flight) -> None:
         """The requests of a death, into the open incident."""
-        self.note(name, "in flight", story.flight_of(flight).en)
+        self.note(name, "in flight", story.flight_of(flight))
         self.amend(name, lambda incident: incidents.flown(incident, flight))
 
-    def cleared(self, name: str, text: str) -> None:
+    def cleared(self, name: str, text: Words) -> None:
         """A symptom has ended: its incident is calm from now on."""
         self.note(name, "cleared", text)
         self.amend(name, lambda incident: replace(incident, touched_at=self.at))
 
-    def fault(self, name: str, class_: str, text: str, findings: tuple[Finding, ...] = (), doom: bool = False) -> None:
+    def fault(self, name: str, class_: str, text: Words, findings: tuple[Finding, ...] = (), doom: bool = False) -> None:
         """A failure of the running generation that waiting does not mend.
 
         While paused, what a log said (it will not say it again) is charged, and acted on when automatic actions resume;
@@ -262,7 +273,7 @@ class Turn:
             return                                      # what follows our own stop is not a symptom
         news = specificity(class_) > specificity(engine.cause)
         if news:
-            engine = self.change(name, cause=class_, why=text)
+            engine = self.explain(name, class_, text)
         if class_ in OOMS and not engine.oomed:
             recent = tuple(at for at in engine.ooms if at > self.at - engine.plan.limits.window_s)
             self.change(name, ooms=(*recent, self.at), oomed=True)
@@ -278,7 +289,7 @@ class Turn:
             event = policy.Event(self.at, Sign.FAULT, reason)
             self.change(name, life=policy.remember(self.world.engine(name).life, event, engine.plan.limits))
         if news:
-            self.note(name, "paused", f"{name} is left alone: automatic actions are paused", engine=name)
+            self.note(name, "paused", filled(causes.LEFT_ALONE, engine=name), engine=name)
 
     def flush(self) -> tuple[Command, ...]:
         """The commands of this turn, with the records and alerts that changed incidents owe."""

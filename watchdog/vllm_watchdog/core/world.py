@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from vllm_watchdog.core.catalog import Text
 from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.failures import Ended
 from vllm_watchdog.core.incidents import Flight, Incident, remind_at
@@ -19,7 +20,7 @@ from vllm_watchdog.core.symptoms import Counter, Watch
 
 NOT_YET = Unknown(0.0, "not sampled yet")
 RESTARTS_KEPT = 500     # by the state file; a day of one engine that is held and started again each time its budget is spent
-ROUTED = frozenset({Phase.SERVING, Phase.SUSPECT})      # a suspect may be busy: it keeps the route until it is judged
+ROUTED = frozenset({Phase.SERVING, Phase.SUSPECT})      # whose life is judged: a suspect may be busy, and keeps the route
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Engine:
     warm_rss: int | None = None         # bytes resident after warm-up
     cause: str = ""                     # class of this generation's failure, the most specific seen
     why: str = ""                       # the sentence that proves it
+    why_zh: str = ""                    # in Chinese; empty: the same
     last_words: tuple[str, ...] = ()    # the end of its log, once it is dead
     dumped: bool = False                # this generation's evidence is taken
     bundles: int = 0                    # asked for of this generation, and not finished
@@ -70,6 +72,11 @@ class Engine:
     @property
     def phase(self) -> Phase:
         return self.life.phase
+
+    @property
+    def words(self) -> Text:
+        """Why."""
+        return Text(self.why, self.why_zh or self.why)
 
     @property
     def blame(self) -> str:
@@ -109,6 +116,7 @@ class World:
     paused: bool = False
     stopping: bool = False
     asked: Plan | None = None           # a newer plan, part of which waits for an engine's next start
+    supervised: bool = True             # systemd starts the next daemon
     strays_until: float = inf           # a stop waits this long for strays that do not go
     restarts: tuple[float, ...] = field(default=())     # of the last day
     failed: tuple[tuple[Mark, float, str], ...] = ()    # generations that failed within the last day, when, of which class
@@ -192,6 +200,7 @@ def remembered(world: World) -> Memory:
                 failures=() if forgiven else engine.life.failures,
                 held=(engine.life.doom or engine.blame) if engine.phase is Phase.HELD and not forgiven else "",
                 why=engine.why if engine.phase is Phase.HELD and not forgiven else "",
+                why_zh=engine.why_zh if engine.phase is Phase.HELD and not forgiven else "",
                 asleep=engine.phase in NAPPING,
                 served=routed(engine) or _untold(world, engine),
                 renewed_at=engine.renewed_at,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+PARTS = 1_000_000       # lists and objects, or their brackets in texts: a prompt of 100 MB of program text has as many
+
 
 class UnreadableError(Exception):
     """One sentence: what is wrong, and where; never text of the request."""
@@ -15,8 +17,10 @@ class UnreadableError(Exception):
 
 def read(body: bytes) -> dict[str, Any]:
     """Raises UnreadableError."""
+    if body.count(b"[") + body.count(b"{") > PARTS:
+        raise UnreadableError("The body holds too many lists and objects")
     try:
-        text = body.decode()
+        text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UnreadableError(f"The body is not UTF-8: byte {error.start} can't be read") from None
     try:

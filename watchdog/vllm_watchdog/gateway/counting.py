@@ -7,12 +7,15 @@ JSON and `size` bytes of body, and so is an answer.  Ends with its input.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from vllm_watchdog.gateway import bodies
@@ -74,7 +77,17 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         sink.flush()
 
 
+def step_back() -> None:
+    """A stream's next token is more urgent, and when memory is short this is the process to go.  A sandbox may say no."""
+    for ask in (
+        lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)), lambda: os.nice(10),
+        lambda: Path("/proc/self/oom_score_adj").write_text("500"),
+    ):
+        with suppress(OSError, ValueError):
+            ask()
+
+
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    os.nice(5)          # a stream's next token is more urgent
+    step_back()
+    gc.set_threshold(1_000_000)     # JSON makes no cycles, and a million lists would be looked at a thousand times
     serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -221,7 +221,7 @@ class Dispatcher:
 
     def _heed_preemptions(self) -> None:
         for service in self.route.services:
-            if service.serving is not None and service.serving in self.stations:
+            if service.preempted is not None and service.serving is not None and service.serving in self.stations:
                 self.stations[service.serving].throttle.preempted(service.preempted)
 
     def _station(self, target: Target) -> Station:

@@ -78,7 +78,7 @@ class Service:
     planned: bool = False
     prompt: PromptPlan = PromptPlan()
     max_tokens: int | None = None
-    preempted: int = field(default=0, compare=False)
+    preempted: int | None = field(default=None, compare=False)
     vram_free: int | None = None
 
 
@@ -168,14 +168,19 @@ def _service(where: str, value: object) -> Service:
         service.get("planned") is True,
         _prompt(f"{where}.prompt", service.get("prompt") or {}),
         _limit(where, service, "max_tokens"),
-        _typed(service.get("preempted", 0), f"{where}.preempted", int),
+        _count(where, service, "preempted"),
         _typed(service["vram_free"], f"{where}.vram_free", int) if service.get("vram_free") is not None else None,
     )
 
 
+def _count(where: str, service: Mapping[str, Any], key: str) -> int | None:
+    count = service.get(key)
+    return _typed(count, f"{where}.{key}", int) if count is not None else None
+
+
 def _limit(where: str, service: Mapping[str, Any], key: str) -> int | None:
-    limit = service.get(key)
-    return max(1, _typed(limit, f"{where}.{key}", int)) if limit is not None else None
+    limit = _count(where, service, key)
+    return max(1, limit) if limit is not None else None
 
 
 def _prompt(where: str, value: object) -> PromptPlan:

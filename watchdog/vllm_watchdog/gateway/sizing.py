@@ -6,6 +6,7 @@ again with what is known of it then.  What an engine takes is asked of it once, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from vllm_watchdog.gateway.dispatch import Dispatcher
 
 UNTOLD = PromptPlan()
+SIZED = frozenset({         # one prompt, or several that are each on their own; not files, nor texts in pairs
+    "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/pooling", "/classify",
+})
+learn_s = (0.0, 2.0, 10.0, 60.0)    # pauses before an engine is asked, until it answers
 plain = (None, b"", b"identity")        # a body that is as it seems
 
 
@@ -50,10 +55,15 @@ class Sizing:
         shape = KvShape(**said["shape"]) if said.get("shape") else None
         if "lacks" in said:
             self._gate.say("gateway.no_tokenizer", engine=target.engine, why=str(said["lacks"]))
-        learned = await learn(target)
-        if target in self._engines:
+        for pause_s in learn_s:
+            await asyncio.sleep(pause_s)
+            learned = await learn(target)
+            if target not in self._engines:
+                return
             self._engines[target] = replace(learned, shape=shape)
             self._gate.pump_all()       # there may be more room than was thought, or less
+            if learned.context is not None:
+                return
 
     def kv_tokens(self, target: Target) -> int | None:
         return self._engines.get(target, Engine()).kv_tokens
@@ -69,25 +79,34 @@ class Sizing:
         """True: it is being counted, or has its answer; once it is counted it is submitted again."""
         ask, plan = exchange.ask, service.prompt
         allowed = self.budget(service)
-        if ask is None or allowed.longest is None:
+        if ask is None or ask.path not in SIZED or (ask.tokens is None and not self._matters(ask, service, allowed)):
             return False
         if self._encoded(exchange):
             return True
         if ask.tokens is None:
-            if ask.bound + ask.media * plan.media_tokens <= allowed.longest:
-                return False
             exchange.size_up(self._count(exchange, ask, plan, service.serving, allowed.longest))
             return True
         verdict = allowed.verdict(ask, plan.over)
         if verdict is Verdict.CUT:
             exchange.size_up(self._cut(exchange, ask, plan, allowed))
-        elif verdict is Verdict.TOO_LONG:
+        elif verdict is Verdict.TOO_LONG and allowed.longest is not None:
             exchange.refuse(errors.too_long(ask.longest, allowed.longest, ask.exact, ask.path))
         return verdict is not Verdict.FITS
 
+    def _matters(self, ask: Ask, service: Service, allowed: Budget) -> bool:
+        """May it be too long, or a long one of those that must fit together?  What is short is estimated well enough."""
+        bound = ask.bound + ask.media * service.prompt.media_tokens
+        if allowed.longest is not None and bound > allowed.longest:
+            return True
+        together = service.max_tokens is not None or allowed.room is not None
+        return together and service.serving is not None and bound >= self._gate.plan.long_tokens
+
     def count(self, exchange: Exchange, ask: Ask, service: Service) -> None:
         """A rule depends on its tokens: it is submitted again once they are counted."""
-        if not self._encoded(exchange):
+        if ask.path not in SIZED:
+            exchange.ask = replace(ask, tokens=tokens_of(exchange.size))
+            self._gate.submit(exchange)
+        elif not self._encoded(exchange):
             exchange.size_up(self._count(exchange, ask, service.prompt, service.serving, None))
 
     def _encoded(self, exchange: Exchange) -> bool:

@@ -27,7 +27,8 @@ class Throttle:
         self._ends_at: float | None = None
         self._first_s: list[float] = []
         self._most = 0
-        self._preempted = self._preempted_before = -1       # none known
+        self._preempted: int | None = None      # not known
+        self._preempted_before = 0
 
     def first_token(self, after_s: float) -> None:
         """Of a short prompt, since it was sent."""
@@ -36,7 +37,7 @@ class Throttle:
 
     def preempted(self, count: int) -> None:
         """So many requests since the engine's start."""
-        if self._preempted < 0:
+        if self._preempted is None:
             self._preempted_before = count
         self._preempted = count
 
@@ -49,7 +50,8 @@ class Throttle:
             return False
         before, trouble, most = self.limit, self._trouble(), self._most
         self._ends_at = at + window_s
-        self._first_s, self._most, self._preempted_before = [], requests, self._preempted
+        self._first_s, self._most = [], requests
+        self._preempted_before = self._preempted or 0
         if trouble and most > 1:
             self._cut(most)
             self.why = trouble
@@ -65,7 +67,7 @@ class Throttle:
         self.limit = max(1, int(self._began_with * least_share), int(min(most, self.limit or most) * cut))
 
     def _trouble(self) -> str:
-        preempted = self._preempted - self._preempted_before
+        preempted = (self._preempted or 0) - self._preempted_before
         if preempted > preempted_most:
             return f"{preempted} requests were preempted within {window_s:.0f} s"
         if self._first_token_s is not None and len(self._first_s) >= answers_least:

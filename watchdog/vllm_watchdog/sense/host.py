@@ -12,27 +12,25 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 
 from vllm_watchdog.cgroup import Groups
 from vllm_watchdog.core.events import Event, HostSampled
 from vllm_watchdog.core.readings import Host, Mark, Process, Tree, Unknown
-from vllm_watchdog.proc import MarkIndex, ProcId
+from vllm_watchdog.proc import MarkIndex, ProcId, title
 from vllm_watchdog.sense import memory_limit
+from vllm_watchdog.sense.usage import file_limit, io_bytes, open_files, usage
 
 USS_S = 30.0
-
-T = TypeVar("T")
-GONE = (psutil.NoSuchProcess, psutil.ZombieProcess)
 
 
 @dataclass(slots=True)
 class Kept:
-    """A process we watch: psutil's object, and what must be remembered from one sample to the next."""
+    """What must be remembered of a process from one sample to the next."""
 
-    process: psutil.Process
+    comm: bytes = b""
+    name: str = ""
     cpu_s: float | None = None      # user and system time so far, at `at`
     at: float = 0.0
     uss: int | None = None
@@ -100,50 +98,32 @@ class HostSense:
 
     def _row(self, who: ProcId) -> tuple[Process, int | None] | None:
         """One process, and the bytes it read and wrote."""
-        try:
-            kept = self._kept.get(who) or Kept(psutil.Process(who.pid))
-            self._kept[who] = kept
-            with kept.process.oneshot():
-                row = Process(
-                    who.pid, kept.process.name(), kept.process.memory_info().rss, kept.uss, self._cpu(kept),
-                    kept.process.num_threads(), _told(kept.process.num_fds),
-                    _told(lambda: int(kept.process.rlimit(psutil.RLIMIT_NOFILE)[0])),
-                )
-                return row, _told(lambda: _io(kept.process))
-        except GONE:
+        used = usage(who)
+        if used is None:
             return None
+        kept = self._kept.setdefault(who, Kept())
+        if used.comm != kept.comm:      # vLLM names its processes while they come up
+            kept.comm, kept.name = used.comm, title(who.pid)
+        row = Process(who.pid, kept.name, used.rss_bytes, kept.uss, self._cpu(kept, used.cpu_s), used.threads,
+                      open_files(who.pid), file_limit(who.pid))
+        return row, io_bytes(who.pid)
 
-    def _cpu(self, kept: Kept) -> float | None:
+    def _cpu(self, kept: Kept, spent: float) -> float | None:
         """Cores used since the sample before; None in the first."""
-        times, at = kept.process.cpu_times(), self._clock()
-        spent, before, since = times.user + times.system, kept.cpu_s, kept.at
+        at, before, since = self._clock(), kept.cpu_s, kept.at
         kept.cpu_s, kept.at = spent, at
         return None if before is None or at <= since else max(0.0, spent - before) / (at - since)
 
     def _take_uss(self) -> None:
         """Of the process that waits longest, if it is due."""
         at = self._clock()
-        kept = min(self._kept.values(), key=lambda one: one.uss_due, default=None)
-        if kept is None or kept.uss_due > at:
+        who, kept = min(self._kept.items(), key=lambda item: item[1].uss_due, default=(None, None))
+        if who is None or kept is None or kept.uss_due > at:
             return
         kept.uss_due = at + USS_S
         try:
-            if kept.process.status() != psutil.STATUS_DISK_SLEEP:
-                kept.uss = _told(lambda: kept.process.memory_full_info().uss)
-        except GONE:
+            process = psutil.Process(who.pid)
+            if process.status() != psutil.STATUS_DISK_SLEEP:
+                kept.uss = process.memory_full_info().uss
+        except psutil.Error:        # gone, or another user's
             kept.uss = None
-
-
-def _io(process: psutil.Process) -> int:
-    """Moves whenever anything is read or written: by a call (also from the page cache) or by a page fault of a mapped
-    model.  What a call reads from the disk counts twice: it is a sign of work, not a volume."""
-    counters = process.io_counters()
-    return int(counters.read_chars + counters.write_chars + counters.read_bytes + counters.write_bytes)
-
-
-def _told(ask: Callable[[], T]) -> T | None:
-    """None where the kernel does not tell us (another user's process)."""
-    try:
-        return ask()
-    except psutil.AccessDenied:
-        return None

@@ -1,9 +1,10 @@
 """Reads one engine's log as it grows, and tells what it proves about the generation that writes it.
 
 Posts LogRead where there are findings, and when a dead generation's log is read to its end.  A fatal finding waits for
-the end of its burst, so that a whole traceback is in one event.  Polls (no inotify: it misses what a rotation does);
-reads at most TURN_BLOCKS a turn; blocks its own thread only, on local files.  The offset is on disk, so a new daemon
-reads on: after a `kill -9` between the two writes at worst the lines of the last findings are told again, none is lost.
+the end of its burst, so that a whole traceback is in one event.  Looks when inotify says so, and by the clock all the same
+(it misses what a rotation does); reads at most TURN_BLOCKS a turn; blocks its own thread only, on local files.  The offset
+is on disk, so a new daemon reads on: after a `kill -9` between the two writes at worst the lines of the last findings are
+told again, none is lost.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from vllm_watchdog.core.loading import stage_of
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.core.signatures import Phase
 from vllm_watchdog.core.verdict import Finding, Reader, Stream
+from vllm_watchdog.sense.bell import Bell
 from vllm_watchdog.sense.logfile import LogFile
 from vllm_watchdog.sense.scan import Scanner
 
-LOOK_S = 0.2            # between looks at a quiet file
-QUIET_S = 0.1           # no new bytes for this long: the burst is over
+LOOK_S = 0.2            # between looks at a quiet file where inotify does not tell
+SURE_S = 0.5            # ... and where it does
+QUIET_S = 0.01          # no new bytes for this long: the burst is over; a traceback is written within microseconds
 BURST_S = 0.5           # ... and it is told no later than this
-SAVE_S = 1.0
+SAVE_S = 10.0           # what is read twice after a kill -9 had nothing to tell: findings are saved with the place at once
 DRAIN_S = 3.0           # less than Limits.settle_s: an orphan that floods the log must not hold up the funeral
 TURN_BLOCKS = 4         # 1 MiB, some 3 ms of scanning
 PENDING = 64            # findings of one burst; each class is found once, but kernel lines every time
@@ -76,7 +79,7 @@ class LogTail:
         self._trouble = ""
         self.stage = ""                 # what the followed generation is loading; anybody may read it
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._woken, self._stopping = threading.Event(), threading.Event()
+        self._bell, self._stopping = Bell(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"log-{engine}", daemon=True)
 
     def start(self) -> None:
@@ -105,26 +108,27 @@ class LogTail:
 
     def stop(self, deadline_s: float) -> None:
         self._stopping.set()
-        self._woken.set()
+        self._bell.ring()
         if self._thread.is_alive():     # a daemon that could not even begin stops what it never started
             self._thread.join(deadline_s)
 
     def _order(self, order: Callable[[], None]) -> None:
         self._orders.put(order)
-        self._woken.set()
+        self._bell.ring()
 
     # -- everything below runs in the thread
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._woken.clear()
             while not self._orders.empty():
                 self._orders.get()()
             more = self._mark is not None and self._turn()
-            self._woken.wait(0 if more else QUIET_S / 2 if self._pending else LOOK_S)
+            more = self._bell.listen(str(self._file.path), self._file.inode) or more
+            self._bell.wait(0 if more else QUIET_S / 2 if self._pending else SURE_S if self._bell.armed else LOOK_S)
         self._tell()
         self._save()
         self._file.close()
+        self._bell.close()
 
     def _turn(self) -> bool:
         """One bounded step.  True: there may be more to read at once."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vllm_watchdog.launch import Launch
 
 BODY_CAP = 4 << 20      # bytes; a page of metrics has 70 kB, with many adapters a few hundred
-OWNERS_S = 10.0         # old vLLM binds with SO_REUSEPORT: a second server may join the port at any time
+OWNERS_S = 30.0         # old vLLM binds with SO_REUSEPORT: a second server may join the port at any time
 UNSPECIFIED = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what we ask instead
 
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 from vllm_watchdog.sim import background, faults, link, loading, logs, proctitle, wire
 from vllm_watchdog.sim.client import EngineClient
@@ -88,7 +89,8 @@ class Server:
         """The error of a start that fails before there is an engine."""
         if self.options.max_num_seqs < 1:
             return faults.NO_SEQUENCES
-        failure = faults.START_FAILURES.get(self.options.sim.fail_start)
+        gone = Path(self.options.model).is_absolute() and not Path(self.options.model).exists()
+        failure = faults.START_FAILURES.get("no-folder" if gone else self.options.sim.fail_start)
         return loading.failure_text(failure.error, self.options) if failure and failure.process == "api" else ""
 
     def _bind(self) -> socket.socket:

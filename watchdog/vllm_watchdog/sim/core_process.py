@@ -16,6 +16,7 @@ from dataclasses import replace
 from vllm_watchdog.sim import faults, loading, logs, proctitle, vram, workers
 from vllm_watchdog.sim.flags import Options
 from vllm_watchdog.sim.link import CLOSED, Link, Message
+from vllm_watchdog.sim.peak import Peak
 from vllm_watchdog.sim.scheduler import Request, Scheduler
 
 LEAK_LIMIT_MIB = 1024
@@ -60,8 +61,9 @@ class EngineCore:
         self.options, self.sim, self.link, self.holders = options, options.sim, link, holders
         self.log = logs.Log("EngineCore")
         self.scheduler = Scheduler(
-            options.max_num_seqs, options.max_num_batched_tokens, options.block_size, options.kv_tokens
-        )
+            options.max_num_seqs, options.max_num_batched_tokens, options.block_size, options.kv_tokens,
+            options.long_prefill_tokens)
+        self.peak = Peak(options.sim.kib_per_token, holders)
         self.attached = True  # the API server is there
         self.terminated = False
         self.hung = False
@@ -126,6 +128,8 @@ class EngineCore:
     def _step(self) -> None:
         """One forward pass: it listens while the pass takes its time, and reports when it ends."""
         step = self.scheduler.step()
+        if error := self.peak.hold(int(self.vram_bytes), self.scheduler.cached_tokens):
+            raise StepFailedError(error)
         ends_at = time.monotonic() + self.sim.token_s + step.prefill_tokens / self.sim.prefill_tokens_per_s
         while True:
             left_s = ends_at - time.monotonic()
@@ -213,7 +217,7 @@ class EngineCore:
 
     def _wake_up(self) -> None:
         self.asleep = 0
-        self.holders.hold(int(self.vram_bytes))
+        self.holders.hold(int(self.vram_bytes) + self.peak.bytes)
         self.log.info("abstract.py:408", "It took 0.010000 seconds to wake up tags {'kv_cache', 'weights'}.")
         late, self.late = self.late, []
         for each in late:
@@ -241,7 +245,7 @@ class EngineCore:
             self.leak.append(bytearray(b"\1") * size)  # written to, or it would not be resident
         if self.sim.vram_leak_mib_per_s and not self.asleep:
             self.vram_bytes += self.sim.vram_leak_mib_per_s * passed_s * 1024**2
-            self.holders.hold(int(self.vram_bytes))
+            self.holders.hold(int(self.vram_bytes) + self.peak.bytes)
 
     def _fault(self, name: str, given: Message) -> None:
         FAULTS[name](self, given)

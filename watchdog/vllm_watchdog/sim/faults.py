@@ -23,6 +23,9 @@ class Sim:
     prefill_tokens_per_s: float = _flag(50_000.0, float, "prompt tokens a second, added to the step that takes them")
     kv_tokens: int = _flag(262_144, int, "size of the KV cache in tokens; more than it holds is preempted")
     answer_tokens: int = _flag(64, int, "tokens of an answer that names no max_tokens (then it ends with 'stop')")
+    kib_per_token: float = _flag(
+        0.0, float, "each token that is computed takes N KiB of simulated VRAM until its request ends; too many: CUDA OOM"
+    )
     oom_over_tokens: int = _flag(0, int, "a prompt longer than N tokens: CUDA OOM, engine death, HTTP 500, exit 0")
     core_death_after_requests: int = _flag(0, int, "EngineCore SIGKILLs itself when request N arrives")
     core_death_after_s: float = _flag(0.0, float, "EngineCore SIGKILLs itself S seconds after ready")
@@ -54,14 +57,27 @@ class StartFailure:
 
 _SEE = "See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details."
 _OOM = (
-    "CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 139.80 GiB of which {free} is free. "
-    "Including non-PyTorch memory, this process has 39.24 GiB memory in use. Process 1733 has 100.28 GiB memory in "
-    "use. Of the allocated memory 38.50 GiB is allocated by PyTorch, with 27.21 MiB allocated in private pools "
+    "CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of {total} of which {free} is free. "
+    "Including non-PyTorch memory, this process has {used} memory in use. {others}"
+    "Of the allocated memory 38.50 GiB is allocated by PyTorch, with 27.21 MiB allocated in private pools "
     "(e.g., CUDA Graphs), and 6.21 MiB is reserved by PyTorch but unallocated. If reserved but unallocated "
     "memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
     "documentation for Memory Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
 )
-RUNTIME_OOM = "torch.OutOfMemoryError: " + _OOM.format(asked="352.00 MiB", free="273.56 MiB")
+RUNTIME_OOM = "torch.OutOfMemoryError: " + _OOM.format(
+    asked="352.00 MiB", free="273.56 MiB", total="139.80 GiB", used="39.24 GiB",
+    others="Process 1733 has 100.28 GiB memory in use. ",
+)
+
+
+def oom(asked: int, free: int, total: int, used: int) -> str:
+    """CUDA out of memory, in torch's words; bytes."""
+    sizes = {"asked": asked, "free": free, "total": total, "used": used}
+    return "torch.OutOfMemoryError: " + _OOM.format(
+        **{name: f"{size / 1024**3:.2f} GiB" for name, size in sizes.items()}, others=""
+    )
+
+
 VRAM_BUSY = (
     "ValueError: Free memory on device {device} ({free}/{total} GiB) on startup is less than desired GPU memory "
     "utilization ({share}, {wanted} GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
@@ -80,6 +96,12 @@ _404 = (
     "'https://huggingface.co/models'\n"
     "If this is a private repository, make sure to pass a token having permission to this repo either by logging in "
     "with `hf auth login` or by passing `token=<your_token>`"
+)
+_NO_FOLDER = (
+    "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': "
+    "'{model}'. Use `repo_type` argument if needed.\n\n"
+    "OSError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': "
+    "'{model}'. Use `repo_type` argument if needed."
 )
 _OFFLINE = (
     "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached "
@@ -122,6 +144,7 @@ _SPACE = "OSError: [Errno 28] No space left on device"
 
 START_FAILURES: dict[str, StartFailure] = {
     "bad-model": StartFailure("api", _404),
+    "no-folder": StartFailure("api", _NO_FOLDER),
     "hf-auth": StartFailure("api", _401),
     "hf-network": StartFailure("api", _OFFLINE),
     "port-in-use": StartFailure("api", PORT_IN_USE),

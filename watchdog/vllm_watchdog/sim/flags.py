@@ -29,6 +29,7 @@ class Options:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    long_prefill_tokens: int
     gpu_memory_utilization: float
     tensor_parallel_size: int
     shutdown_timeout_s: float
@@ -142,6 +143,7 @@ def parse(argv: Sequence[str]) -> Options:
         max_model_len=number("max-model-len", 32_768),
         max_num_seqs=number("max-num-seqs", 256),
         max_num_batched_tokens=number("max-num-batched-tokens", 2_048),
+        long_prefill_tokens=number("long-prefill-token-threshold", 0),
         gpu_memory_utilization=float(values["gpu_memory_utilization"] or 0.92),
         tensor_parallel_size=number("tensor-parallel-size", 1),
         shutdown_timeout_s=float(values["shutdown_timeout"] or 0),

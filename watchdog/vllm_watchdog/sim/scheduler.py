@@ -1,7 +1,8 @@
 """Which requests take part in a step, and what it yields: continuous batching, chunked prefill, preemption.
 
 Pure: no clock, no I/O. A step has a token budget (`max_num_batched_tokens`); decoding requests take one token each,
-then prompts take what is left, in chunks. A prompt's last chunk yields the first token. When the KV cache overflows,
+then prompts take what is left, in chunks (beside others no more than `long_prefill_token_threshold` of one). A prompt's
+last chunk yields the first token. When the KV cache overflows,
 the request that came last is put back to the head of the queue and starts again, as in vLLM V1.
 """
 
@@ -53,6 +54,7 @@ class Scheduler:
     max_num_batched_tokens: int
     block_size: int
     kv_tokens: int
+    long_prefill_tokens: int = 0  # of one prompt in a step that others take part in; 0: as many as fit
     running: list[Request] = field(default_factory=list)
     waiting: deque[Request] = field(default_factory=deque)
 
@@ -71,6 +73,11 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         return bool(self.running or self.waiting)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Computed for requests that have not ended."""
+        return sum(each.computed for each in self.running)
 
     @property
     def kv_share(self) -> float:
@@ -97,10 +104,12 @@ class Scheduler:
     def step(self) -> Step:
         """Advances every scheduled request by what the budget allows."""
         queried = self._admit()
+        shared = len(self.running) + len(self.waiting) > 1
+        most = self.long_prefill_tokens if shared and self.long_prefill_tokens else self.max_num_batched_tokens
         budget, prompt, prefill, outputs = self.max_num_batched_tokens, 0, 0, []
         for each in sorted(self.running, key=lambda one: one.generated == 0):  # decodes before prefills
             left = each.prompt_tokens - each.computed
-            took = min(budget, max(1, left))
+            took = min(budget, max(1, left), most)
             if took == 0:
                 break
             budget -= took

@@ -1,8 +1,9 @@
 """Simulated GPU memory: one file `PID.json` a process in the folder that LLM_WATCHDOG_SIM_GPU names.
 
 `{"pid": …, "gpu": …, "used_bytes": …}` lives while its process does. A SIGKILLed process leaves its file behind, so a
-reader must check that the PID lives. `gpu.json` in the same folder gives `{"total_bytes": …}`. Without the variable
-there is no GPU and nothing is written. Small local files only: it blocks for microseconds.
+reader must check that the PID lives; who begins to hold something removes such files, before their PIDs are used again.
+`gpu.json` in the same folder gives `{"total_bytes": …}`. Without the variable there is no GPU and nothing is written.
+Small local files only: it blocks for microseconds.
 """
 
 from __future__ import annotations
@@ -71,9 +72,17 @@ def hold(gpu: int, used_bytes: int) -> None:
     """Sets what this process holds; the write is atomic."""
     if (where := folder()) is None:
         return
+    if not (where / f"{os.getpid()}.json").exists():
+        _sweep(where)
     fresh = where / f".{os.getpid()}.tmp"
     fresh.write_text(json.dumps({"pid": os.getpid(), "gpu": gpu, "used_bytes": used_bytes}))
     fresh.rename(where / f"{os.getpid()}.json")
+
+
+def _sweep(where: Path) -> None:
+    for path in where.glob("[0-9]*.json"):
+        if not alive(int(path.stem)):
+            path.unlink(missing_ok=True)
 
 
 def release() -> None:

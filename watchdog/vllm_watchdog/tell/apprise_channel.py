@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_watchdog.tell.channel import REFUSED, Outcome, Payload, answer_limit, parts, shown, why_limit
+from vllm_watchdog.tell.letter import retry_after
 from vllm_watchdog.tell.manners import Manners
 from vllm_watchdog.tell.payload import plain
-from vllm_watchdog.tell.post import retry_after
 
 CHILD = (sys.executable, "-m", "vllm_watchdog.tell.apprise_child")
 START_S = 5.0           # to start Python and import Apprise on a busy host; the deadline counts from there

@@ -31,25 +31,36 @@ class Backlog(Generic[Item]):
         self._lost = 0
         self._taken = False             # the taker is at work on what it took
         self._closed = False
-        self._changed = threading.Condition()
+        self._changed, self._hurry = threading.Condition(), threading.Event()
 
-    def put(self, item: Item) -> bool:
-        """False: there was no room (or the queue is closed) and the item is lost."""
+    def put(self, item: Item, at_once: bool = True) -> bool:
+        """False: there was no room (or the queue is closed) and the item is lost.  `at_once`: the taker gathers no more."""
         with self._changed:
             if self._closed or len(self._items) >= self._limit:
                 self._lost += 1
                 return False
             self._items.append(item)
-            self._changed.notify_all()
+            if at_once:
+                self._hurry.set()
+            if len(self._items) == 1:
+                self._changed.notify_all()
             return True
 
-    def take(self, wait_s: float = idle_s) -> tuple[list[Item], int]:
-        """Everything that waits, and how many were lost behind it; empty after `wait_s` or when closed."""
+    def take(self, wait_s: float = idle_s, gather_s: float = 0.0) -> tuple[list[Item], int]:
+        """Everything that waits, and how many were lost behind it; empty after `wait_s` or when closed.
+
+        What comes within `gather_s` of the first item, up to one that is to go at once, is handed over with it.
+        """
         with self._changed:
             self._taken = False
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._items or self._closed, wait_s)
+        if gather_s:
+            self._hurry.wait(gather_s)
+        with self._changed:
             items, self._items = self._items, []
+            if not self._closed:
+                self._hurry.clear()
             lost, self._lost = self._lost, 0
             self._taken = bool(items or lost)
             return items, lost
@@ -58,6 +69,7 @@ class Backlog(Generic[Item]):
         """What waits is still handed out; nothing more gets in."""
         with self._changed:
             self._closed = True
+            self._hurry.set()
             self._changed.notify_all()
 
     @property

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from vllm_watchdog.tell.letter import Reply, Request
 from vllm_watchdog.tell.manners import Manners
-from vllm_watchdog.tell.post import Reply, Request, post
 
 Payload = Mapping[str, Any]
 
@@ -69,14 +69,16 @@ class HttpChannel:
 
     def __init__(self, name: str, form: Form, secrets: Iterable[str], manners: Manners, timeout_s: float = 10.0,
                  wall: Callable[[], float] = time.time) -> None:
-        self.name, self.manners = name, manners
+        from vllm_watchdog.tell.post import post  # requests takes 3 MB, which a host without a channel can keep
+
+        self.name, self.manners, self._post = name, manners, post
         self._form, self._secrets, self._timeout_s, self._wall = form, tuple(secrets), timeout_s, wall
 
     def send(self, payload: Payload) -> Outcome:
         return self.test(payload)[0]
 
     def test(self, payload: Payload) -> tuple[Outcome, str]:
-        reply = post(self._form.request(payload, self._wall()), self._timeout_s, self._wall)
+        reply = self._post(self._form.request(payload, self._wall()), self._timeout_s, self._wall)
         return self._outcome(reply), self._shown(reply.body.decode("utf-8", "replace"), answer_limit)
 
     def unusable(self) -> str:

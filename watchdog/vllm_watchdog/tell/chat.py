@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from vllm_watchdog.tell.channel import Payload
+from vllm_watchdog.tell.letter import Request
 from vllm_watchdog.tell.machine import dumped
-from vllm_watchdog.tell.post import Request
 
 Lines = Sequence[Sequence[str]]
 

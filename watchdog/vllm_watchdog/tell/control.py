@@ -3,8 +3,9 @@
 `{"verb": "status"}` -> the report; `samples` -> the last ten minutes for plots;
 `incidents` (`limit`), `incident` (`id`); `events` streams the journal's lines as
 they happen, `route` the route, at once and at each change; `casualties` and `waited` are the gateway's words on who was in
-flight when an engine died, and how long clients waited; `reload` reads the configuration again; `restart failover
-failback pause resume snapshot handover` (`engine`, `text`) become `Asked` and wait for `Answer`.
+flight when an engine died, and how long clients waited, `drilled` a drill's word on an incident; `reload` reads the
+configuration again; `restart failover failback pause resume snapshot handover` (`engine`, `text`) become `Asked` and
+wait for `Answer`.
 Every answer has `ok`; where it is false, `text` says why in one sentence.
 
 Owner-only: the socket is 0600 and the peer must be root or our own user.  Each connection has a thread that waits on
@@ -81,7 +82,7 @@ class Control:
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._verbs: dict[str, Callable[[Request], Response]] = {
             "status": self._tell_status, "samples": lambda _: {"ok": True} | samples(),
-            "casualties": self._hear, "waited": self._hear, "reload": self._tell_reload,
+            "casualties": self._hear, "waited": self._hear, "drilled": self._hear, "reload": self._tell_reload,
             "incidents": self._tell_incidents, "incident": self._tell_incident,
             **dict.fromkeys(operator_verbs, self.ask),
         }

@@ -27,6 +27,7 @@ from vllm_watchdog.tell.files import open_owner_only
 
 line_limit = 1 << 20
 batch_bytes = 1 << 20           # one write
+gather_s = 0.03                 # what a sample brings comes within this, and is one write; what is said is written at once
 retry_s = 1.0
 complain_s = 60.0
 
@@ -71,7 +72,7 @@ class Journal:
 
     def event(self, event: Event) -> None:
         """One line of the journal that replays.  Encoded by the journal's thread, for an event is frozen."""
-        self._backlog.put((self._wall(), event))
+        self._backlog.put((self._wall(), event), at_once=False)
 
     def say(self, name: str, /, **fields: str | float) -> None:
         self.write({"at": round(self._clock(), 6), "say": name} | fields)
@@ -82,7 +83,7 @@ class Journal:
 
     def _run(self) -> None:
         while not self._backlog.over:
-            items, lost = self._backlog.take()
+            items, lost = self._backlog.take(gather_s=gather_s)
             lines = [self._dressed(wall, item) for wall, item in items]
             if lost:
                 self.lost += lost

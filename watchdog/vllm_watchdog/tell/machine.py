@@ -16,7 +16,7 @@ from typing import Any
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.units import iso
 from vllm_watchdog.tell.channel import Payload
-from vllm_watchdog.tell.post import Request
+from vllm_watchdog.tell.letter import Request
 
 SUMMARY_LIMIT = 1024        # characters, PagerDuty's limit
 TEST_S = 300.0              # a test in an Alertmanager ends by itself

@@ -124,9 +124,11 @@ def _part(incident: Incident, host: str, has_plot: bool, language: str) -> Itera
     yield from ("| | |", "| --- | --- |")
     yield from (f"| {said(label)} | {_cell(text)} |" for label, text in facts(incident, language))
     yield from ("", f"## {said(p.HEADINGS['proof'])}", "")
-    if language == "en":
-        yield from ("```text", *(line.replace("```", "'''") for line in lessons.proof(incident)[:PROOF_LINES]), "```", "")
-    else:
+    above = () if language == "en" else lessons.proof(incident)
+    proof = tuple(line for line in lessons.proof(incident, language) if line not in above)[:PROOF_LINES]
+    if proof:
+        yield from ("```text", *(line.replace("```", "'''") for line in proof), "```", "")
+    if above:
         yield from (said(p.PROOF_ABOVE), "")
     if incident.flights:
         flights = (f"- {said(story.flight_of(each))}" for each in incident.flights)

@@ -120,8 +120,7 @@ def _facts(tongue: Tongue, kind: str, incident: Incident, writer: Writer) -> dic
         "title": tongue.test if trial_ else tongue.of(story.title(incident)), "class": incident.class_, "host": writer.host,
         "service": incident.service, "engine": incident.engine, "incident": incident.id,
         "who": tongue.engine.format(engine=incident.engine, service=incident.service),
-        "cause": tongue.test if trial_ else f"{incident.class_}{tongue.colon}{incident.text}" if incident.text
-                 else incident.class_,
+        "cause": tongue.test if trial_ else tongue.of(story.cause(incident)),
         "failures": tongue.of(failures) if failures else "",
         "state": "" if trial_ else tongue.of(story.state(incident)),
         "human": "" if kind == "resolved" else tongue.of(story.paged(incident)),

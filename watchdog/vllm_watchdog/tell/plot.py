@@ -6,7 +6,7 @@ the reader's own colour where the file is shown inside a page.  Pure: points in,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import ceil
@@ -45,6 +45,14 @@ class Pane:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """An instant of the axis that is marked, and its name."""
+
+    at: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Marked:
     """What the points are held against: totals and thresholds by card, and the instant of the incident."""
 
@@ -58,15 +66,21 @@ def plot(points: Sequence[Point], marked: Marked) -> str:
     panes = [pane for pane in (_cards(points, marked), _rss(points), _kv(points)) if pane]
     if len(points) < 2 or not panes:
         return ""
-    height = TOP + len(panes) * (PANE + GAP) + BOTTOM - GAP
     first, last = points[0].wall, max(points[-1].wall, points[0].wall + 1)
+    return figure(panes, (first, last), Moment(marked.opened, "the incident"), "memory before the incident", _utc)
+
+
+def figure(panes: Sequence[Pane], span: tuple[float, float], moment: Moment, label: str,
+           told: Callable[[float], str]) -> str:
+    """The panes over one axis from `span[0]` to `span[1]`, whose instants `told` puts in words."""
+    height, (first, last) = TOP + len(panes) * (PANE + GAP) + BOTTOM - GAP, span
     across = (WIDTH - LEFT - RIGHT) / (last - first)
     body = [text for number, pane in enumerate(panes)
             for text in _pane(pane, TOP + number * (PANE + GAP), first, across)]
-    body += _axis(first, last, across, height, marked.opened)
+    body += _axis(span, across, height, moment, told)
     return "\n".join((
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        'font-family="system-ui, sans-serif" font-size="11" role="img" aria-label="memory before the incident">',
+        f'font-family="system-ui, sans-serif" font-size="11" role="img" aria-label="{label}">',
         f"<style>text{{fill:{GREY}}}</style>", *body, "</svg>", "",
     ))
 
@@ -129,15 +143,19 @@ def _thinned(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, floa
     return points[::step] if (len(points) - 1) % step == 0 else (*points[::step], points[-1])
 
 
-def _axis(first: float, last: float, across: float, height: int, opened: float) -> list[str]:
-    out = []
+def _utc(wall: float) -> str:
+    return datetime.fromtimestamp(wall, UTC).strftime("%H:%M:%SZ")
+
+
+def _axis(span: tuple[float, float], across: float, height: int, moment: Moment, told: Callable[[float], str]) -> list[str]:
+    out, (first, last) = [], span
     for share in (0.0, 0.5, 1.0):
-        wall = first + (last - first) * share
+        at = first + (last - first) * share
         anchor = {0.0: "start", 0.5: "middle", 1.0: "end"}[share]
-        told = datetime.fromtimestamp(wall, UTC).strftime("%H:%M:%SZ")
-        out.append(f'<text x="{LEFT + (wall - first) * across:.0f}" y="{height - 10}" text-anchor="{anchor}">{told}</text>')
-    if first <= opened <= last:
-        x = LEFT + (opened - first) * across
+        x = LEFT + (at - first) * across
+        out.append(f'<text x="{x:.0f}" y="{height - 10}" text-anchor="{anchor}">{told(at)}</text>')
+    if first <= moment.at <= last:
+        x = LEFT + (moment.at - first) * across
         out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{height - BOTTOM}" stroke="{RED}" stroke-opacity=".8">'
-                   "<title>the incident</title></line>")
+                   f"<title>{moment.name}</title></line>")
     return out

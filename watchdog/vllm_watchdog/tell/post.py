@@ -14,9 +14,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -25,31 +23,14 @@ import requests.adapters
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from vllm_watchdog.tell.letter import Reply, Request, retry_after
+
 reply_limit = 64 << 10
 operation_s = 5.0           # to connect, and between two bytes
 
 logging.getLogger("urllib3").setLevel(logging.CRITICAL)     # its warnings and debug lines hold whole addresses
 
 _world = (requests.RequestException, urllib3.exceptions.HTTPError, OSError, UnicodeError)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """`url` and `headers` are secrets."""
-
-    url: str
-    headers: Mapping[str, str]
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """`status` is None when there was none, and `why` says what kept it away."""
-
-    status: int | None
-    why: str
-    body: bytes = b""
-    retry_after_s: float | None = None
 
 
 def post(request: Request, timeout_s: float, wall: Callable[[], float] = time.time) -> Reply:
@@ -165,13 +146,3 @@ def reason(error: BaseException) -> str:
             return f"{type(error).__name__} ({os.strerror(cause.errno)})"
         cause = cause and (cause.__cause__ or cause.__context__)
     return type(error).__name__
-
-
-def retry_after(value: str, wall: float) -> float | None:
-    """RFC 9110 10.2.3: seconds, or a date."""
-    if value.strip().isdecimal():
-        return float(value)
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - wall)
-    except (ValueError, OverflowError):
-        return None

@@ -37,16 +37,18 @@ SCHEMAS: dict[str, Doc] = {
          "engines": _list(_object({"name": TEXT, "phase": TEXT, "generation": WHOLE, "pid": {"type": ["integer", "null"]},
                                    "port": WHOLE, "gpus": _list(WHOLE), "since": NUMBER, "ready": NULLABLE_NUMBER,
                                    "cause": TEXT,
-                                   "why": TEXT, "metrics": OBJECT, "tree": {"type": ["object", "null"]},
+                                   "why": TEXT, "why_zh": TEXT, "growth": _list(OBJECT), "metrics": OBJECT,
+                                   "tree": {"type": ["object", "null"]},
                                    "profile": OBJECT})),
          "gpus": {"description": "a list of cards, or {\"unknown\": why}", "type": ["array", "object"]},
          "host": OBJECT, "incidents": _list(OBJECT), "symptoms": _list(OBJECT), "alerts": _list(OBJECT), "totals": OBJECT,
          "daemon": OBJECT}),
     "Incidents": _object({"incidents": _list(INCIDENT_ROW)}),
     "Incident": INCIDENT_ROW | {"properties": INCIDENT_ROW["properties"] | {
-        "incident": OBJECT, "title": WORDS, "state": WORDS, "gap": WORDS, "advice": _list(OBJECT),
-        "actions": _list(OBJECT)}},
-    "Classes": _object({"classes": {"type": "object", "additionalProperties": WORDS}}),
+        "incident": OBJECT, "title": WORDS, "cause": WORDS, "state": WORDS, "gap": WORDS, "advice": _list(OBJECT),
+        "actions": _list(OBJECT), "timeline": _list(OBJECT)}},
+    "Classes": _object({"classes": {"type": "object", "additionalProperties": _object(
+        {"en": TEXT, "zh": TEXT, "advice": _list(WORDS)})}}),
     "Files": _object({"folder": TEXT, "files": _list(_object({"name": TEXT, "bytes": WHOLE}))}),
     "Samples": _object({"range": TEXT, "step_s": NUMBER, "series": {
         "type": "object", "description": "by subject (engine/NAME, gpu/INDEX): t in epoch seconds, and a column a figure",

@@ -54,7 +54,7 @@ class Web:
 
     def changed(self) -> None:
         """There is a newer report."""
-        if not self._pending and self._loop:
+        if self._hub.watched and not self._pending and self._loop:
             self._pending = True
             self._post(self._changed)
 

@@ -1,5 +1,6 @@
-"""Server-sent events: the report when it changed, and the journal's lines as they happen.  For one asyncio thread.
+"""Server-sent events: the report when it changed, and the journal's lines, also in words, as they happen.
 
+For one asyncio thread.
 A reader that is too slow is cut off: it comes back by itself and is told the newest report first, so it misses nothing that
 matters.
 """
@@ -11,7 +12,10 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
+
+from vllm_watchdog.core.phrases import worded
 
 READERS = 32
 LATEST = 30             # lines that a new reader is told first
@@ -39,12 +43,17 @@ class Hub:
         self.closed = False
 
     @property
+    def watched(self) -> bool:
+        return bool(self._readers)
+
+    @property
     def full(self) -> bool:
         return len(self._readers) >= READERS
 
     @contextmanager
     def reader(self) -> Iterator[Reader]:
         reader = Reader()
+        self._version += 1      # while nobody looked nobody counted
         reader.lines.extend(self._latest)
         self._readers.add(reader)
         try:
@@ -57,7 +66,8 @@ class Hub:
         self._wake()
 
     def said(self, line: dict[str, Any]) -> None:
-        data = event("said", line)
+        words = worded(line.get("say", ""), line)
+        data = event("said", line | ({"words": asdict(words)} if words else {}))
         self._latest.append(data)
         for reader in self._readers:
             reader.lines.append(data)

@@ -47,11 +47,16 @@ async function askHistory() {
 }
 
 function said(line) {
+  state.said.unshift(line);
+  state.said.length = Math.min(state.said.length, 60);
+  $("said").replaceChildren(...state.said.map(saidLine));
+}
+
+// A line of the journal in words; its fields where it has none.
+function saidLine(line) {
   const rest = Object.entries(line).filter(([key]) => !["wall", "at", "say", "decided"].includes(key)).map(([key, value]) => `${key}=${value}`);
   const time = line.wall ? clock(Date.parse(line.wall) / 1000) : "";
-  state.said.unshift(h("li", null, h("time", null, time), h("b", null, line.say), ` ${rest.join(" ")}`));
-  state.said.length = Math.min(state.said.length, 60);
-  $("said").replaceChildren(...state.said);
+  return h("li", { title: line.say }, h("time", null, time), line.words ? ` ${line.words[language]}` : [h("b", null, line.say), ` ${rest.join(" ")}`]);
 }
 
 // -- one incident
@@ -59,22 +64,22 @@ function said(line) {
 async function show(id) {
   const found = await fetch(`api/v1/incidents/${encodeURIComponent(id)}`).catch(() => null);
   if (!found?.ok) return toast(t("failed"), found ? (await found.json()).detail : t("unknown"), "bad");
-  const row = await found.json(), whole = row.incident, offset = whole.wall_opened - whole.opened_at;
+  const row = await found.json(), whole = row.incident;
   window.history.replaceState(null, "", `#incident=${encodeURIComponent(id)}`);
   const lasted = row.wall_resolved ? t("lasted", { s: span(row.wall_resolved - row.wall_opened) }) : t("still");
   $("incident").replaceChildren(...[
     h("div", { class: "dialog-head" }, h("h2", { id: "incident-head", tabindex: -1 }, row.title?.[language] || named(row.class)),
       h("button", { class: "quiet", "data-close": "1" }, t("close"))),
-    h("p", { class: "meta" }, h("span", { class: `badge ${row.urgency === "warning" ? "warn" : "bad"}` }, row.urgency), " ",
+    h("p", { class: "meta" }, h("span", { class: `badge ${row.urgency === "warning" ? "warn" : "bad"}` }, t(row.urgency)), " ",
       dots(`${row.engine}#${whole.generation}`, t("opened", { when: clock(row.wall_opened, true) }), lasted)),
     row.state && h("p", { class: whole.needs?.length ? "page-text" : "state" }, row.state[language]), row.gap && h("p", { class: "state" }, row.gap[language]),
-    h("h3", null, t("cause")), h("pre", { tabindex: 0 }, `${row.class}: ${whole.text}`),
+    h("h3", null, t("cause")), h("pre", { tabindex: 0 }, row.cause?.[language] || row.class),
     whole.findings.length && [h("h3", null, t("proof")), h("pre", { tabindex: 0 }, whole.findings.map((finding) => finding.text).join("\n"))],
     row.advice.length && [h("h3", null, t("advice")), h("ol", { class: "advice" }, row.advice.map((one) => h("li", null, one[language])))],
     row.actions.length && [h("h3", null, t("deeds")), h("ol", { class: "timeline deeds" }, row.actions.map((one) => h("li", null, h("time", null, clock(one.at)), h("span", null, one[language]))))],
     h("h3", null, t("timeline")),
-    h("ol", { class: "timeline" }, whole.timeline.map((entry) =>
-      h("li", null, h("time", null, clock(entry.at + offset)), h("b", null, entry.what), h("span", null, entry.text)))),
+    h("ol", { class: "timeline" }, row.timeline.map((entry) =>
+      h("li", null, h("time", null, clock(entry.at)), h("b", null, entry.what[language]), h("span", null, entry[language])))),
     h("h3", null, t("evidence")),
     h("div", { id: "files" }, h("p", { class: "folder" }, `${state.report.daemon.log_dir}/incidents/${row.id}`),
       operable(h("button", { class: "quiet", "data-files": row.id, "data-act-name": "files" }, t("show_files")))),
@@ -180,6 +185,7 @@ addEventListener("resize", () => plots.draw());
 
 function again() {
   draw();
+  $("said").replaceChildren(...state.said.map(saidLine));
   plots.redraw();
 }
 

@@ -43,6 +43,7 @@ function fill(id, ...children) {
 const now = () => state.report.at + (performance.now() - state.seenAt) / 1000;      // by the daemon's clock
 const since = (at) => span(now() - at);
 const named = (class_) => state.classes[class_]?.[language] || class_.replaceAll("_", " ");
+const said_in = (told, key) => (language === "zh" && told[`${key}_zh`]) || told[key];
 const dots = (...parts) => parts.flat().filter(Boolean).join(" · ");
 const TONES = { serving: "good", asleep: "calm", stopped: "calm", suspect: "warn", held: "bad", wedged: "bad" };
 const tone = (phase) => TONES[phase] || "busy";
@@ -60,7 +61,8 @@ function draw() {
   [$("pause"), $("snapshot")].forEach(operable);
   fill("answers", serving(report), happened(report), doing(report), room(report));
   fill("open", report.incidents.map(openIncident));
-  fill("engines", report.services.map((service) => serviceOf(report, service)));
+  fill("engines", report.services.map((service) => serviceOf(report, service)),
+    report.fixed?.length > 0 && h("p", { class: "waits", "data-key": "fixed" }, t("waits_daemon", { keys: report.fixed.join(", ") })));
   fill("load-keys", report.engines.map((engine, i) => h("span", { class: "key", "data-colour": i }, h("i"), engine.name)));
   fill("load", ["rss", "kv", "requests", "tokens"].map((key) => loadOf(report, key)));
   cards(report);
@@ -116,7 +118,7 @@ function doing(report) {
 // A held engine starts by a restart; what else needs a human is told by its incident.
 function toType(page, stuck) {
   const held = stuck.filter((engine) => engine.phase === "held").map((engine) => `llm-watchdog restart ${engine.name}`);
-  return held.length ? t("type_restart", { command: held.join("; ") }) : page ? t("type_read", { command: `llm-watchdog incidents ${page.id}` }) : stuck[0].why;
+  return held.length ? t("type_restart", { command: held.join("; ") }) : page ? t("type_read", { command: `llm-watchdog incidents ${page.id}` }) : said_in(stuck[0], "why");
 }
 
 function room(report) {
@@ -131,8 +133,8 @@ function room(report) {
 const openIncident = (incident) =>
   h("article", { class: `open ${incident.urgency}`, "data-key": incident.id },
     h("button", { class: "link", "data-incident": incident.id }, h("b", null, named(incident.class)),
-      h("span", null, language === "zh" ? incident.text_zh : incident.text)),
-    h("small", null, dots(incident.service, incident.urgency, t("ago", { s: since(incident.opened) }))));
+      h("span", null, said_in(incident, "text"))),
+    h("small", null, dots(incident.service, t(incident.urgency), t("ago", { s: since(incident.opened) }))));
 
 // -- engines
 
@@ -143,15 +145,15 @@ function serviceOf(report, service) {
   return h("div", { class: "service", "data-key": service.name },
     h("div", { class: "route" }, h("h3", null, service.name), h("span", { class: service.serving ? "to good" : "to bad" }, to),
       h("small", null, latest ? dots(`${t(`did_${latest.kind}`)} ${clock(latest.at)}`, gapOf(latest)) : ""),
-      service.lowered && h("span", { class: "badge warn", title: service.lowered.why }, t("lowered", { n: service.lowered.to })),
+      service.lowered && h("span", { class: "badge warn", title: said_in(service.lowered, "why") }, t("lowered", { n: service.lowered.to })),
       engines.length > 1 && act(service.side === "backup" ? "failback" : "failover", service.name)),
-    engines.map(engineOf));
+    engines.map((engine) => engineOf(engine, report.pending?.[engine.name])));
 }
 
 const act = (verb, engine) =>
   operable(h("button", { class: "quiet", "data-act": verb, "data-engine": engine, "aria-label": `${t(verb)}: ${engine}` }, t(verb)));
 
-function engineOf(engine) {
+function engineOf(engine, pending) {
   const { tree, metrics, profile } = engine;
   const args = Object.entries(profile).filter(([key]) => key !== "model").map(([key, value]) => `${key} ${value}`);
   const chips = [engine.backup_for && t("standby", { engine: engine.backup_for }), profile.model, ...args,
@@ -165,8 +167,15 @@ function engineOf(engine) {
       figure("rss", tree ? size(tree.rss_bytes) : "–"), figure("cpu", tree ? tree.cpu.toFixed(1) : "–"),
       figure("kv", metrics.kv_usage == null ? "–" : percent(metrics.kv_usage)), figure("running", metrics.running),
       figure("waiting", metrics.waiting), figure("tokens", state.rates[engine.name]?.rate)),
-    engine.cause && h("p", { class: "why" }, h("b", null, named(engine.cause)), ` ${engine.why}`));
+    pending && h("p", { class: "waits" }, t("waits_start", { keys: pending.join(", ") })),
+    engine.growth.filter((one) => one.leaks).map(leakOf),
+    engine.cause && h("p", { class: "why" }, h("b", null, named(engine.cause)), ` ${said_in(engine, "why")}`));
 }
+
+// What grows until a limit, and what to do about it.
+const leakOf = (one) => h("div", { class: "leak", "data-key": one.what },
+  h("p", null, h("b", null, named(one.class)), ` ${dots(one.who, said_in(one, "text"))}`),
+  h("ul", null, (state.classes[one.class]?.advice || []).map((each) => h("li", null, each[language]))));
 
 const figure = (word, value) => h("div", null, h("dt", null, t(word)), h("dd", null, String(value ?? "–")));
 

@@ -5,7 +5,7 @@ const WORDS = {
     skip: "Skip to the engines", lowered: "lowered to {n} requests at a time", engines: "Engines", memory: "GPU memory", load: "Load", history: "Incidents",
     alerts: "Alert channels", machine: "Host and daemon", journal: "Journal, live", snapshot: "Snapshot", theme: "Theme",
     pause: "Pause", resume: "Resume", restart: "Restart", failover: "Fail over", failback: "Fail back", did_failover: "failed over", did_failback: "failed back",
-    healthy: "Healthy", degraded: "Degraded", down: "Down", unknown: "No contact", live: "live",
+    warning: "warning", critical: "critical", page: "human needed", healthy: "Healthy", degraded: "Degraded", down: "Down", unknown: "No contact", live: "live",
     q_serving: "Serving?", q_last: "What happened", q_doing: "Being done", q_next: "Room left",
     serves: "{engine} serves", on_port: "port {port}, since {since}", nobody: "nobody serves {service}",
     all_serve: "{n} services, all served", of_served: "{n} of {m} services served",
@@ -35,12 +35,13 @@ const WORDS = {
     ask_snapshot: "Write an evidence bundle now?", ask_files: "Evidence is shown to operators only.",
     token: "Token (daemon.token; kept until this tab closes)", reason: "Reason (optional)", go: "Do it", cancel: "Cancel",
     not_operable: "Set daemon.token to operate from here; until then: llm-watchdog {verb}", done: "Done", failed: "Refused",
-    of_about: "{s} of about {about}",
+    of_about: "{s} of about {about}", waits_start: "Waits for its next start: {keys}",
+    waits_daemon: "Waits for a restart of the daemon (llm-watchdog handover): {keys}",
   },
   zh: {
     skip: "跳到引擎", lowered: "已限制为同时 {n} 个请求", engines: "引擎", memory: "显存", load: "负载", history: "事件", alerts: "告警通道", machine: "主机与守护进程",
     journal: "实时日志", snapshot: "取证快照", theme: "主题", pause: "暂停", resume: "恢复", restart: "重启", failover: "切换到备用",
-    failback: "切回主用", did_failover: "已切换", did_failback: "已切回", healthy: "正常", degraded: "降级", down: "中断", unknown: "失去联系", live: "实时", q_serving: "在服务吗？",
+    failback: "切回主用", did_failover: "已切换", did_failback: "已切回", warning: "警告", critical: "严重", page: "需要人工处理", healthy: "正常", degraded: "降级", down: "中断", unknown: "失去联系", live: "实时", q_serving: "在服务吗？",
     q_last: "发生了什么", q_doing: "正在做什么", q_next: "余量", serves: "{engine} 正在服务", on_port: "端口 {port}，自 {since}",
     nobody: "{service} 无人服务", all_serve: "{n} 个服务全部正常", of_served: "{m} 个服务中 {n} 个可用",
     nothing_ever: "至今无故障", gap: "中断 {s}", gap_open: "尚无人服务", ago: "{s}前", nothing_to_do: "无需操作",
@@ -62,7 +63,7 @@ const WORDS = {
     ask_resume: "恢复自动操作？", ask_snapshot: "现在写入一份证据？", ask_files: "证据仅对操作员可见。",
     token: "令牌（daemon.token，关闭标签页后清除）", reason: "原因（可选）", go: "执行", cancel: "取消",
     not_operable: "设置 daemon.token 后可在此操作；目前请用：llm-watchdog {verb}", done: "完成", failed: "被拒绝",
-    of_about: "{s}，约需 {about}",
+    of_about: "{s}，约需 {about}", waits_start: "下次启动时生效：{keys}", waits_daemon: "守护进程重启后生效（llm-watchdog handover）：{keys}",
   },
 };
 let language = localStorage.getItem("language") || (navigator.language.startsWith("zh") ? "zh" : "en");

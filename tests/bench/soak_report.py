@@ -1,0 +1,110 @@
+"""What a soak has to show, and how it is judged: counts of each host, and lines through what its processes held."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import linear_regression
+
+LONG_S, GOAL_MIB_PER_H = 1800.0, 1.0        # a shorter run says nothing of an hour
+
+
+@dataclass
+class Tally:
+    """What one host has to show."""
+
+    name: str
+    lasted_s: float = 0.0       # in which faults were struck; shorter than asked: it did not become calm again
+    faults: Counter[str] = field(default_factory=Counter)
+    incidents: int = 0
+    problems: list[str] = field(default_factory=list)
+    doubles: set[str] = field(default_factory=set)
+    orphans: list[str] = field(default_factory=list)
+    lost: Counter[str] = field(default_factory=Counter)
+    with_gateway: Counter[str] = field(default_factory=Counter)
+    whole: int = 0
+    cut: int = 0
+    untold: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sample:
+    at_s: float
+    pss_mib: float
+    fds: int
+    threads: int
+
+
+def sample(pid: int, at_s: float) -> Sample:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    pss_kib = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    status = Path(f"/proc/{pid}/status").read_text()
+    threads = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Threads:"))
+    return Sample(at_s, pss_kib / 1024, len(os.listdir(f"/proc/{pid}/fd")), threads)
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Of one process, after the warm-up; growth is the difference of the medians of the first and the last quarter."""
+
+    mib_per_h: float
+    first_mib: float
+    last_mib: float
+    fds: int
+    threads: int
+
+
+def trend(samples: list[Sample], warm_s: float) -> Trend:
+    kept = [each for each in samples if each.at_s >= warm_s]
+    slope = linear_regression([each.at_s / 3600 for each in kept], [each.pss_mib for each in kept]).slope
+    quarter = max(1, len(kept) // 4)
+
+    def growth(what: str) -> int:
+        first, last = (sorted(getattr(each, what) for each in part) for part in (kept[:quarter], kept[-quarter:]))
+        return int(last[len(last) // 2] - first[len(first) // 2])
+
+    return Trend(slope, kept[0].pss_mib, kept[-1].pss_mib, growth("fds"), growth("threads"))
+
+
+def judged(tallies: list[Tally], trends: dict[str, Trend], seconds: float) -> list[tuple[str, str, str, bool | None]]:
+    """What, figure, goal, met."""
+    def lines(name: str) -> list[str]:
+        return [line for tally in tallies for line in getattr(tally, name)]
+
+    lost = sum((tally.lost for tally in tallies), Counter[str]())
+    gone = sum((tally.with_gateway for tally in tallies), Counter[str]())
+    rows: list[tuple[str, str, str, bool | None]] = [
+        *((f"the {tally.name} host lasted", f"{tally.lasted_s / 60:.1f} min", f"{seconds / 60:g} min",
+           tally.lasted_s >= 0.99 * seconds) for tally in tallies),
+        ("faults struck", str(sum(sum(tally.faults.values()) for tally in tallies)), "", None),
+        ("incidents", str(sum(tally.incidents for tally in tallies)), "", None),
+        ("requests answered whole / cut after they had begun",
+         f"{sum(tally.whole for tally in tallies)} / {sum(tally.cut for tally in tallies)}", "", None),
+        *((what, f"{len(found)}", "0", not found) for what, found in (
+            ("not calm again, or not as promised", lines("problems")), ("orphans", lines("orphans")),
+            ("double engines", lines("doubles")), ("lost alerts", lines("untold")), ("alerts told twice", lines("twice")))),
+        ("requests lost that had not begun", f"{lost.total()} {dict(lost) or ''}".strip(), "0", not lost),
+        ("... that a killed gateway had", f"{gone.total()} {dict(gone) or ''}".strip(), "", None),
+    ]
+    for name, each in trends.items():
+        slope = f"{each.mib_per_h:+.2f} MiB/h ({each.first_mib:.1f} to {each.last_mib:.1f} MiB)"
+        rows.append((f"memory of the {name} (PSS, after the warm-up)", slope, f"<= {GOAL_MIB_PER_H:.0f} MiB/h",
+                     each.mib_per_h <= GOAL_MIB_PER_H if seconds >= LONG_S else None))
+        rows.append(("... its descriptors / threads more", f"{each.fds:+d} / {each.threads:+d}", "0 / 0",
+                     each.fds <= 0 and each.threads <= 0))
+    return rows
+
+
+def report(rows: list[tuple[str, str, str, bool | None]], tallies: list[Tally], heading: str) -> str:
+    words = {True: "yes", False: "**no**", None: ""}
+    lines = [heading, "", "| | found | goal | met |", "| --- | --- | --- | --- |"]
+    lines += [f"| {what} | {figure} | {goal} | {words[met]} |" for what, figure, goal, met in rows]
+    for tally in tallies:
+        faults = ", ".join(f"{name} {count}" for name, count in sorted(tally.faults.items()))
+        lines += ["", f"{tally.name.capitalize()} host: {faults}."]
+        for what in ("problems", "orphans", "doubles", "untold", "twice"):
+            lines += [f"- {what}: {line.splitlines()[0]}" for line in getattr(tally, what)]
+    return "\n".join(lines) + "\n"
