@@ -22,7 +22,7 @@ READ = """
 import json, sys
 import openai
 client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries=0)
-plain = {"model": "tiny", "max_tokens": 32, "temperature": 0, "seed": 7, "stream": True,
+plain = {"model": "tiny", "max_tokens": 16, "temperature": 0, "seed": 7, "stream": True,
          "stream_options": {"include_usage": True}, "extra_body": {"ignore_eos": True}}
 hello = [{"role": "user", "content": "What is a watchdog?"}]
 def chat(**more):
@@ -66,7 +66,7 @@ def host(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealW
 
 
 def test_a_client_of_merged_streams_ends_with_what_the_engine_said(vllm: Vllm, host: RealWatchdog, figures: Figures) -> None:
-    host.up("primary")
+    host.serving("primary", within_s=START_S)
 
     def read(url: str) -> dict[str, tuple[Doc, int]]:
         said = subprocess.run([str(vllm.python), "-c", READ, url], capture_output=True, text=True, timeout=START_S,
