@@ -91,6 +91,9 @@ CASES: dict[str, tuple[Case, tuple[str, ...], tuple[str, ...]]] = {
     "our own other engine is no neighbour": (
         of("oom_runtime", OOM, levels=levels(card(79, 80, None, (9, "VLLM::EngineCor", 20), mark=Mark("backup", 1)))),
         (), ("PID 9",)),
+    "nor is it where torch names it": (
+        of("oom_runtime", OOM | {"other_processes": ((9, 20 * GIB), (8, 30 * GIB))},
+           levels=levels(card(79, 80, None, (9, "VLLM::EngineCor", 20), mark=Mark("backup", 1)))), ("PID 8",), ("PID 9",)),
     "a CUDA context is no neighbour": (of("vram_high", None, levels=levels(card(79, 80, None, (6, "Xorg", 0.1)))), (), ("PID",)),
     "a prompt of 38,000 tokens": (of("oom_runtime", OOM, longest=prompt(38_000)), ("about 38000 tokens was in flight",), ()),
     "the prompt is quarantined": (of("oom_runtime", OOM, longest=prompt(38_000, "suspect")), ("content 0123456789ab",), ()),

@@ -60,12 +60,13 @@ def less_util(case: Case) -> Lines | None:
 def neighbour(case: Case) -> Lines | None:
     names: dict[int, str] = {}
     sizes: dict[int, int] = {}
-    for card in case.levels.cards if case.levels else ():
-        for row in (row for row in card.others if row.holder.mark is None):     # ours are the watchdog's own business
-            names[row.holder.pid] = row.holder.name
-            sizes[row.holder.pid] = sizes.get(row.holder.pid, 0) + (row.used_bytes or 0)
+    rows = [row for card in (case.levels.cards if case.levels else ()) for row in card.others]
+    for row in (row for row in rows if row.holder.mark is None):
+        names[row.holder.pid] = row.holder.name
+        sizes[row.holder.pid] = sizes.get(row.holder.pid, 0) + (row.used_bytes or 0)
     sizes |= dict(case.fact("other_processes") or ())
-    held = sorted(((size, pid) for pid, size in sizes.items() if size >= HOLDS and pid), reverse=True)[:3]
+    ours = {row.holder.pid for row in rows if row.holder.mark is not None}      # the watchdog's own business, torch names it too
+    held = sorted(((size, pid) for pid, size in sizes.items() if size >= HOLDS and pid and pid not in ours), reverse=True)[:3]
     if not held and not (case.levels and case.levels.cards):
         return None
     return tuple(
