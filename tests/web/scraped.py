@@ -27,7 +27,7 @@ from tests.system.harness import Watchdog, backup, engine, free_port
 from tests.system.kills import change_sides
 
 MONITORING = Path(__file__).resolve().parents[2] / "docs" / "monitoring"
-EVERY_S = 2         # a scrape; the documented 15 s would see too little in ten minutes
+EVERY_S = 4         # a scrape; longer than one waits for an engine's page; the documented 15 s would see too little
 ROUND_S = 60.0
 TEN_MINUTES = 10.0
 WARM_UP = 3         # rounds, after which every cause has its series
