@@ -22,7 +22,7 @@ PHASES = {
     Phase.WAKING: "Told to wake, and to prove by one token that it did.",
     Phase.DUMPING: "Condemned. Evidence is taken before the kill, for at most `evidence.deadline_s`; a vLLM whose core has "
                    "died gets 1 s to leave by itself.",
-    Phase.STOPPING: "Sent SIGTERM.",
+    Phase.STOPPING: f"Sent SIGTERM. One that failed has {Limits().condemned_s:.0f} s: it has no answer to finish.",
     Phase.KILLING: "Sent SIGKILL, with every orphan that carries our mark, until nothing is left.",
     Phase.WEDGED: "Survived SIGKILL. A human is paged; no second engine is started on its GPUs.",
     Phase.SETTLING: "Gone. The rest of its log is read, so that the decision knows the cause.",

@@ -37,10 +37,20 @@ def one_card(**changes: Any) -> dict[str, Any]:
 
 def test_a_card_is_read_as_the_driver_tells_it() -> None:
     assert one_card() == {
-        "index": 0, "uuid": "GPU-819b0977-af31-9acf-a464-856d4d11b130", "name": "NVIDIA H200", "used_bytes": 3_344_826_368,
+        "index": 0, "uuid": "GPU-819b0977-af31-9acf-a464-856d4d11b130", "name": "NVIDIA H200", "used_bytes": 2_701_000_704,
         "total_bytes": 150_754_820_096, "utilization": 0, "temperature_c": 28, "ecc_uncorrected": 0,
         "processes": [{"pid": 425, "used_bytes": 2_690_646_016}], "bus_id": "0000:00:06",
     }
+
+
+def test_a_driver_that_knows_only_the_old_count_is_read_by_it() -> None:
+    card = one_card(refuses=("nvmlDeviceGetMemoryInfo_v2",))
+    assert (card["used_bytes"], card["total_bytes"]) == (3_344_826_368, 150_754_820_096)
+
+
+def test_a_card_whose_memory_is_refused_by_either_count_is_left_out() -> None:
+    refused = dict.fromkeys(("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo"), NVMLError("Not Supported"))
+    assert [card["index"] for card in Nvml(RecordedNvml(count=2, by_card={0: refused})).read()] == [1]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +63,7 @@ def test_a_card_is_read_as_the_driver_tells_it() -> None:
 def test_what_a_card_does_not_tell_is_empty_and_the_rest_is_read(call: str, field: str) -> None:
     card = one_card(refuses=(call,))
     assert not card[field]
-    assert card["used_bytes"] == 3_344_826_368
+    assert card["used_bytes"] == 2_701_000_704
 
 
 def test_memory_of_a_process_that_mig_does_not_tell_is_none() -> None:
@@ -80,7 +90,7 @@ def test_each_of_two_cards_is_told_with_its_own_figures_and_processes() -> None:
     """A tensor-parallel engine on both, a neighbour on the second one."""
     second = {
         "nvmlDeviceGetUUID": "GPU-07b6a4ff-70e3-4eb3-b6b3-c6b0c3c5d2e1",
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=90 * GIB, total=150_754_820_096),
+        "nvmlDeviceGetMemoryInfo_v2": SimpleNamespace(used=90 * GIB, total=150_754_820_096),
         "nvmlDeviceGetPciInfo": SimpleNamespace(domain=0, bus=0x9A, device=0),
         "nvmlDeviceGetComputeRunningProcesses": rows(((502, 40 * GIB), (777, 49 * GIB))),
     }
@@ -88,7 +98,7 @@ def test_each_of_two_cards_is_told_with_its_own_figures_and_processes() -> None:
     assert [row["pid"] for row in first_card["processes"]] == [501]
     assert second_card["processes"] == [{"pid": 502, "used_bytes": 40 * GIB}, {"pid": 777, "used_bytes": 49 * GIB}]
     assert [(card["index"], card["used_bytes"], card["bus_id"]) for card in (first_card, second_card)] == [
-        (0, 3_344_826_368, "0000:00:06"), (1, 90 * GIB, "0000:9a:00")]
+        (0, 2_701_000_704, "0000:00:06"), (1, 90 * GIB, "0000:9a:00")]
     assert first_card["uuid"] != second_card["uuid"]
 
 
@@ -99,7 +109,7 @@ def test_a_card_in_mig_mode_tells_its_memory_and_whose_it_is_but_not_how_much_ea
         "nvmlDeviceGetComputeRunningProcesses": rows(((501, None), (502, None))),
     }
     partitioned, whole = Nvml(RecordedNvml(count=2, by_card={0: mig})).read()
-    assert (partitioned["utilization"], partitioned["used_bytes"]) == (None, 3_344_826_368)
+    assert (partitioned["utilization"], partitioned["used_bytes"]) == (None, 2_701_000_704)
     assert partitioned["processes"] == [{"pid": 501, "used_bytes": None}, {"pid": 502, "used_bytes": None}]
     assert (whole["utilization"], whole["processes"]) == (0, [{"pid": 425, "used_bytes": 2_690_646_016}])
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from tests.core.test_drills import GOOD, KILL, PACE
-from tests.system.harness import command
+from tests.core.test_drills import CALM, GOOD, KILL, PACE
+from tests.system.harness import Doc, command
 
 from vllm_watchdog.app.commands import RUN_BY
 from vllm_watchdog.app.drill.apart import APART, decoded, encoded
@@ -28,12 +28,13 @@ from vllm_watchdog.app.drill.inject import OURS
 from vllm_watchdog.app.drill.inject_sandbox import SANDBOXED
 from vllm_watchdog.app.drill.load import Answer, Load
 from vllm_watchdog.app.drill.page import page
-from vllm_watchdog.app.drill.perform import Result
+from vllm_watchdog.app.drill.perform import Result, perform
 from vllm_watchdog.app.drill.said import Said
 from vllm_watchdog.app.drill.site import NotHereError, Site, Victim
+from vllm_watchdog.config import Settings
 from vllm_watchdog.config_load import load_to_ask
 from vllm_watchdog.core.drill_verdict import judge
-from vllm_watchdog.core.drills import FAULTS, Part
+from vllm_watchdog.core.drills import FAULTS, Ends, Fault, Part, Sees
 from vllm_watchdog.proc import identify, read_stat
 
 RESULT = Result(KILL.name, observed=GOOD, checks=judge(KILL, GOOD, PACE), answers=((-1.0, True), (0.1, False), (0.4, True)))
@@ -137,6 +138,48 @@ def test_what_is_stopped_goes_on_when_the_drill_is_killed(sleeper: subprocess.Po
     assert done.returncode == -signal.SIGKILL
     until_it_runs(sleeper.pid)
     assert read_stat(sleeper.pid)
+
+
+# -- as it was
+
+BRIEF = Fault("brief", "nothing at all", Part.DAEMON, Sees.NONE, ends=Ends.LATER, lasts_s=0.01, incident="")
+BACKUP_SERVES = {"services": [{"name": "primary", "serving": "backup", "side": "backup"}]}
+
+
+class Told(Site):
+    """A daemon that tells these reports one after the other, and then the last one again."""
+
+    def __init__(self, settings: Settings, *reports: Doc) -> None:
+        super().__init__(settings, "primary")
+        self.reports, self.asked = list(reports), list[str]()
+
+    def status(self) -> Doc:
+        return {"alerts": [], "gpus": {}} | (self.reports.pop(0) if len(self.reports) > 1 else self.reports[0])
+
+    def ask(self, verb: str, **fields: str) -> Doc:
+        self.asked.append(verb)
+        return {"ok": True, "text": "done"}
+
+
+def drilled(site: Told) -> bool | None:
+    result = perform(site, BRIEF, lambda _: lambda: None, lambda _: None)
+    return result.observed.back if result.observed else None
+
+
+def stopped(doc: Doc, phase: str) -> Doc:
+    return doc | {"engines": [{"name": "primary", "phase": phase, "metrics": {}, "pid": None, "generation": 1}]}
+
+
+def test_what_an_operator_would_do_is_done_before_it_counts_as_restored(site: Site) -> None:
+    calm = stopped(CALM, "serving")
+    away = stopped(CALM | BACKUP_SERVES, "held"), stopped(CALM | BACKUP_SERVES, "stopped")
+    told = Told(site.settings, calm, *away, calm)
+    assert drilled(told) is True and told.asked == ["restart", "failback"]
+
+
+def test_on_a_host_that_was_not_calm_nothing_is_asked_for_and_what_was_amiss_may_stay(site: Site) -> None:
+    told = Told(site.settings, stopped(CALM | BACKUP_SERVES | {"paused": True}, "stopped"))
+    assert drilled(told) is True and told.asked == []
 
 
 # -- who is signalled

@@ -60,7 +60,8 @@ def signature(folder: Path, times: int) -> Iterator[Row]:
     with log.open("a") as file:
         for number in range(times):
             tail.follow(mark(f"primary#{number + 1}"))
-            time.sleep(0.1)     # it has begun to
+            while tail._mark != mark(f"primary#{number + 1}"):      # else it would begin behind the line
+                time.sleep(0.01)
             for text in (READY, CHATTER * random.Random(number).randrange(5)):
                 file.write(text)
                 file.flush()

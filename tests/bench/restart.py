@@ -43,7 +43,7 @@ class Board:
 
     def __init__(self, number: int) -> None:
         self.path = Path("/dev/shm") / f"bench-restart-{os.getpid()}-{number}"
-        self.sleep = str(SLEEPS + number)
+        self.sleep = str(SLEEPS + os.getpid() * 10 + number)
         os.mkfifo(self.path)
         self._fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
         self.shell = f"echo >{self.path}; exec sleep {self.sleep}"

@@ -97,23 +97,6 @@ def strike(stage: Stage, name: str, tally: Tally) -> None:
         tally.with_gateway += stage.failed() - before
 
 
-def rest(stage: Stage) -> None:
-    """Until all is as before.  A sleeping standby that died comes back with a change of sides, a human's to choose."""
-    if stage.standby == "sleeping":
-        stage.host.until(lambda: quiet(stage), "no engine serves alone", stage.calm_s)
-        if stage.host.engine("backup")["phase"] == "stopped":
-            stage.host.until(lambda: stage.host.ask("failover").get("ok"), "no failover")
-            stage.host.serving("backup")
-    stage.calm()
-
-
-def quiet(stage: Stage) -> bool:
-    doc = stage.host.status()
-    if doc is None or doc["incidents"] or stage.serving() != "primary":
-        return False
-    return {each["name"]: each["phase"] for each in doc["engines"]}["backup"] in ("asleep", "stopped")
-
-
 def work(stage: Stage, steps: Iterator[Step], seconds: float, tally: Tally) -> None:
     """Steps until the time is over; what is not as promised is noted, and it goes on, unless the host stays ill."""
     began = time.monotonic()
@@ -135,7 +118,7 @@ def _struck(stage: Stage, step: Step, tally: Tally) -> bool:
         for number, name in enumerate(step.faults):
             time.sleep(step.overlap_s * number)
             strike(stage, name, tally)
-        rest(stage)
+        stage.rest()
         stage.answered()
     except (AssertionError, OSError) as error:
         tally.problems.append(f"{' + '.join(step.faults)}: {type(error).__name__} {str(error)[:2000]}")
@@ -147,7 +130,7 @@ def _struck(stage: Stage, step: Step, tally: Tally) -> bool:
 
 def _mended(stage: Stage, tally: Tally) -> bool:
     try:
-        rest(stage)
+        stage.rest()
     except AssertionError:
         tally.problems.append("it stayed ill: this host ended early")
         return False

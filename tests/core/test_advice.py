@@ -37,9 +37,10 @@ def flags(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def card(used: float = 70, total: float = 80, warm: float | None = None, *others: tuple[int, str, float],
-         mark: Mark | None = None) -> CardLevels:
+         mark: Mark | None = None, warn: float | None = None) -> CardLevels:
     rows = tuple(GpuProcess(Holder(pid, name, mark), int(gib * GIB)) for pid, name, gib in others)
-    return CardLevels(0, "card", int(used * GIB), int(total * GIB), warm=None if warm is None else int(warm * GIB), others=rows)
+    return CardLevels(0, "card", int(used * GIB), int(total * GIB), warm=None if warm is None else int(warm * GIB), warn=warn,
+                      others=rows)
 
 
 def levels(*cards: CardLevels, rss: float | None = None, rss_warm: float | None = None) -> Levels:
@@ -91,6 +92,14 @@ CASES: dict[str, tuple[Case, tuple[str, ...], tuple[str, ...]]] = {
     "our own other engine is no neighbour": (
         of("oom_runtime", OOM, levels=levels(card(79, 80, None, (9, "VLLM::EngineCor", 20), mark=Mark("backup", 1)))),
         (), ("PID 9",)),
+    "nor is it where torch names it": (
+        of("oom_runtime", OOM | {"other_processes": ((9, 20 * GIB), (8, 30 * GIB))},
+           levels=levels(card(79, 80, None, (9, "VLLM::EngineCor", 20), mark=Mark("backup", 1)))), ("PID 8",), ("PID 9",)),
+    "another kind of failure on a card that is over its limit": (
+        of("engine_proc_died", None, levels=levels(card(70, 80, None, (4711, "python3", 38.0), warn=0.85))),
+        (r"38.0 GiB of GPU memory: PID 4711 \(python3\)",), ("max-num-seqs",)),
+    "another kind of failure on a card that is not": (
+        of("engine_proc_died", None, levels=levels(card(67, 80, None, (4711, "python3", 38.0), warn=0.85))), (), ("4711",)),
     "a CUDA context is no neighbour": (of("vram_high", None, levels=levels(card(79, 80, None, (6, "Xorg", 0.1)))), (), ("PID",)),
     "a prompt of 38,000 tokens": (of("oom_runtime", OOM, longest=prompt(38_000)), ("about 38000 tokens was in flight",), ()),
     "the prompt is quarantined": (of("oom_runtime", OOM, longest=prompt(38_000, "suspect")), ("content 0123456789ab",), ()),

@@ -224,7 +224,7 @@ def test_a_late_tick_does_not_run_through_phases_whose_time_has_not_begun() -> N
     scene = Scene(plan()).serve()
     scene.feed(e.LogRead(5.0, M, (finding("oom_runtime"),)))
     scene.at(9999.0)
-    assert scene.phase() is Phase.STOPPING and scene.engine().life.deadline == 9999.0 + 30
+    assert scene.phase() is Phase.STOPPING and scene.engine().life.deadline == 9999.0 + 2
 
 
 def test_the_bound_on_rounds_only_puts_off_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from vllm_watchdog.core.policy import (
 )
 
 P, S = Phase, Sign
-QUICK = Limits(spawn_s=4, load_s=20, suspect_s=10, dump_s=3, stop_s=5, kill_s=6, settle_s=2, release_s=7,
+QUICK = Limits(spawn_s=4, load_s=20, suspect_s=10, dump_s=3, stop_s=5, condemned_s=1, kill_s=6, settle_s=2, release_s=7,
                sleep_s=9, wake_s=8,
                backoff_s=1, backoff_max_s=8, budget=2, window_s=300)
 WAITS = {P.RELEASING: 7, P.STARTING: 4, P.LOADING: 20, P.SUSPECT: 10, P.DUMPING: 3, P.STOPPING: 5, P.KILLING: 6,
@@ -185,7 +185,20 @@ def test_each_waiting_phase_lasts_as_long_as_its_own_limit(phase: Phase, wait_s:
     assert patience(phase, State(), QUICK) == wait_s
     entered = [(event, after) for before, event, after, _ in WALK if after.phase is phase and before.phase is not phase]
     assert entered
-    assert all(after.deadline == event.at + wait_s for event, after in entered)
+    unhurried = [pair for pair in entered if phase is not P.STOPPING or not pair[1].charged]
+    assert all(after.deadline == event.at + wait_s for event, after in unhurried)
+
+
+def test_an_engine_that_failed_is_killed_soon_after_its_evidence_and_one_that_was_asked_to_leave_has_its_time() -> None:
+    stops = [(before, event, after) for before, event, after, actions in WALK if Do.TERM in actions]
+    for before, event, after in stops:
+        condemned = before.phase is P.DUMPING
+        assert after.charged == condemned and after.deadline == event.at + (1 if condemned else 5), (before, event)
+    assert {before.phase is P.DUMPING for before, _, _ in stops} == {True, False}
+
+
+def test_a_stop_that_is_short_by_configuration_is_no_longer_for_an_engine_that_failed() -> None:
+    assert patience(P.STOPPING, State(charged=True), replace(QUICK, stop_s=0.5)) == 0.5
 
 
 @pytest.mark.parametrize("phase", sorted(DEAD_HUMAN))

@@ -43,7 +43,7 @@ async def ask(port: int, model: str, text: str, answer: int, deadline_s: float) 
         async with asyncio.timeout(deadline_s):
             client = Client(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 22))
             try:
-                client.send(request("POST", "/v1/completions", body))
+                client.send(request("POST", "/v1/completions", body, "Content-Type: application/json\r\n"))
                 head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), deadline_s)
                 status = int(head.split(b" ", 2)[1])
                 data = await client.reader.read(1 << 16)

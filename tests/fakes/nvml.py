@@ -27,6 +27,7 @@ class RecordedNvml:
     NVML_TEMPERATURE_GPU = 0
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
     NVML_VOLATILE_ECC = 0
+    nvmlMemory_v2 = 0x02000028
 
     def __init__(
         self, count: int = 1, library: bool = True, refuses: tuple[str, ...] = (), lost: tuple[int, ...] = (),
@@ -40,6 +41,7 @@ class RecordedNvml:
             "nvmlDeviceGetUUID": "GPU-819b0977-af31-9acf-a464-856d4d11b130",
             "nvmlDeviceGetName": "NVIDIA H200",
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=3_344_826_368, total=150_754_820_096),
+            "nvmlDeviceGetMemoryInfo_v2": SimpleNamespace(used=2_701_000_704, total=150_754_820_096),   # 614 MiB less
             "nvmlDeviceGetPciInfo": SimpleNamespace(domain=0, bus=0, device=6),
             "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=0, memory=0),
             "nvmlDeviceGetTemperature": 28,
@@ -52,6 +54,8 @@ class RecordedNvml:
         def answer(*args: Any) -> Any:
             if not self._library:
                 raise NVMLErrorLibraryNotFound("NVML Shared Library Not Found")
+            if call == "nvmlDeviceGetMemoryInfo" and args[1:] == (self.nvmlMemory_v2,):
+                return getattr(self, f"{call}_v2")(args[0])     # a function of its own in the library
             if call in self._refuses:
                 raise NVMLError("Not Supported")
             if call == "nvmlDeviceGetHandleByIndex":

@@ -258,3 +258,21 @@ def test_what_has_no_single_prompt_is_passed_on(path: str, model: Path) -> None:
             assert [each.body for each in backend.asked if each.method == "POST"] == [body]
 
     run(work())
+
+
+def test_free_vram_limits_prompts_by_the_most_that_was_free(tmp_path: Path) -> None:
+    model, shape = write(tmp_path), {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "dtype": "float16"}
+    (model / "config.json").write_text(json.dumps(shape))       # 512 bytes a token
+
+    async def work() -> None:
+        async with running() as bench:
+            backend = await Backend().start()
+            sizing = bench.gateway.dispatcher.sizing
+            for free in (2_048_000, 1_024_000):
+                bench.serve(backend.serving(), prompt={"tokenizer": str(model), "vram_share": 0.5}, vram_free=free)
+            service = bench.gateway.dispatcher.route.services[0]
+            await until(lambda: sizing.budget(service).longest == 2000, "the model's shape is known")
+            assert (await bench.complete("x" * 2000)).code == "context_length_exceeded"
+            assert bench.gateway.dispatcher.lines["primary"].room == 2000
+
+    run(work())

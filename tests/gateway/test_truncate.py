@@ -86,3 +86,5 @@ def test_what_is_not_to_be_cut_is_refused_instead(name: str, tokens: Tokens) -> 
 
 def test_turns_with_tool_results_go_where_that_is_allowed(tokens: Tokens) -> None:
     assert cut(tokens, CHAT, {"messages": TOOLS}, 40, True)["messages"] == TOOLS[3:]
+    left = cut(tokens, CHAT, {"messages": [user("why"), *TOOLS[1:3]]}, 80, True)["messages"]
+    assert left[:2] == [user("why"), TOOLS[1]] and 10 < len(left[2]["content"]) < 50

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import signal
 import sys
@@ -22,14 +21,15 @@ from pathlib import Path
 from statistics import median
 
 import psutil
-from tests.gpu.load import CLIENTS, LONG, STREAMS, TOKENS, Clients, asked, work_s
+from tests.gpu.load import CLIENTS, LONG, Clients, asked
 from tests.gpu.look import aftermath, compare, death_of
 from tests.gpu.meter import held_by, seconds, used
 from tests.gpu.neighbour import Neighbour
+from tests.gpu.overhead import PAIR_S, Overhead
 from tests.gpu.rig import MIB, STEADY_S, Doc, Host, pause
 
 KILLS = 6
-PAIRS, HALF_S = 6, 8.0
+PAIRS = 6
 START_S = 75.0          # of a 7 B model, and the sleep that follows: what a stage that kills needs after it
 # Both awake stay under the thresholds of COMMON: a failback is no reason for a warning.
 LAYOUT = """
@@ -210,46 +210,17 @@ class Drive:
             host.until(lambda engines, _: engines["primary"]["phase"] not in ("serving", "suspect"), 60)
             host.row("hang: judged wedged after (patience 3 + 3 + 4 s)", f"{time.monotonic() - began:.1f} s")
             host.until(on_backup, 60)
-            pause(2)
-            host.row("hang: longest gap of the clients", f"{clients.gap_s(began, time.monotonic()):.1f} s")
+            host.awaited(began, 60, "engine.emptied", engine="primary")
             host.row("hang: nothing of it left", not any(map(psutil.pid_exists, members.values())))
             host.row("hang: primary back, backup asleep again", f"{host.until(both_up, 200):.1f} s")
+            host.row("hang: longest gap of the clients; the longest that one answer took",
+                     f"{clients.gap_s(began, time.monotonic()):.1f} s; {clients.longest_s(began):.1f} s")
         aftermath(host, began, "hang")
         host.row("hang: answers to the clients", clients.said())
 
     def overhead(self) -> None:
-        """The same fixed work with watchdog and gateway, and on the engine alone with the watchdog stopped: ABBA pairs."""
-        host = self.host
-        assert host.daemon
-        host.until(both_up, 100)
-        direct = f"http://127.0.0.1:{host.ports['primary']}"
-        work_s(direct, 1)
-        rounds = max(1, math.ceil(HALF_S / work_s(direct, 1)))
-        ratios, alone = [], []
-        for number in range(PAIRS):
-            ways = ("with", "without") if number % 2 else ("without", "with")
-            spent = {way: self._half(way, direct, rounds) for way in ways}
-            ratios.append(spent["without"] / spent["with"])
-            alone.append(spent["without"])
-        speed = rounds * STREAMS * TOKENS / median(alone)
-        host.row(f"tokens/s with watchdog and gateway over without (goal 0.995): {PAIRS} pairs, {STREAMS} clients, "
-                 f"{rounds * STREAMS * TOKENS} tokens a half",
-                 f"median {median(ratios):.4f} of {speed:.0f} tokens/s; {[round(ratio, 4) for ratio in ratios]}")
-
-    def _half(self, way: str, direct: str, rounds: int) -> float:
-        host = self.host
-        assert host.daemon
-        helper = host.helper()
-        if way == "without":
-            os.kill(host.daemon.pid, signal.SIGSTOP)
-            helper.suspend()
-        try:
-            base = direct if way == "without" else host.gateway_url
-            work_s(base, 1)
-            return work_s(base, rounds)
-        finally:
-            helper.resume()
-            os.kill(host.daemon.pid, signal.SIGCONT)
+        self.host.until(both_up, 100)
+        Overhead(self.host, PAIRS).run()
 
     def helper(self) -> None:
         host = self.host
@@ -266,7 +237,7 @@ class Drive:
 
 
 NEEDS_S = {"sampling": 15.0, "kills": 0.0, "exhaust": START_S + 80, "hang": START_S + 25,
-           "overhead": PAIRS * 2.4 * HALF_S + 10, "helper": 30.0, "thresholds": 40.0}
+           "overhead": PAIRS * PAIR_S + 10, "helper": 30.0, "thresholds": 40.0}
 
 
 def main(words: list[str]) -> int:

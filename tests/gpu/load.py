@@ -1,4 +1,4 @@
-"""Who asks the engines: steady clients through the gateway, a fixed piece of work that is timed, and one long prompt."""
+"""Who asks the engines: steady clients through the gateway, and one long prompt."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from typing import Any
 import requests
 
 CLIENTS = 8
-STREAMS = 16
-TOKENS = 64
 LONG = 60_000       # tokens of the prompt that exhausts a full card
 
 
 class Clients:
-    """Ask until told to stop; `done` holds (asked at, answered at, status or error) of every answer."""
+    """Ask until told to stop; `done` holds (asked at, answered at, status or error) of every answer.
 
-    def __init__(self, base: str) -> None:
-        self.base = base
+    Who still waits for one then has `leave_s`.
+    """
+
+    def __init__(self, base: str, leave_s: float = 95.0) -> None:
+        self.base, self.leave_s = base, leave_s
         self.done: list[tuple[float, float, str]] = []
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(number,), daemon=True) for number in range(CLIENTS)]
@@ -33,8 +34,9 @@ class Clients:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
         self._stop.set()
+        until = time.monotonic() + self.leave_s
         for thread in self._threads:
-            thread.join(95)
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _ask(self, number: int) -> None:
         with requests.Session() as session:
@@ -52,32 +54,13 @@ class Clients:
         times = sorted(at for _, at, said in list(self.done) if since <= at <= until and said == "200")
         return max(later - earlier for earlier, later in itertools.pairwise([since, *times, until]))
 
+    def longest_s(self, since: float) -> float:
+        """The longest that an answer since an instant took; 0.0: there was none."""
+        return max((at - asked_at for asked_at, at, _ in list(self.done) if at >= since), default=0.0)
+
     def said(self, since: float = 0.0) -> dict[str, int]:
         """Answers by status; none of them had begun before it was whole, so whatever is not 200 is lost."""
         return dict(Counter(said for _, at, said in list(self.done) if at >= since))
-
-
-def work_s(base: str, rounds: int) -> float:
-    """Seconds that STREAMS clients take for `rounds` answers of TOKENS tokens each, in step.  Raises RequestException."""
-    def ask(number: int) -> None:
-        try:
-            with requests.Session() as session:
-                for _ in range(rounds):
-                    body = {"model": "m", "prompt": f"{number} says", "max_tokens": TOKENS, "ignore_eos": True}
-                    session.post(f"{base}/v1/completions", json=body, timeout=60).raise_for_status()
-        except requests.RequestException as error:
-            failed.append(error)
-
-    failed: list[requests.RequestException] = []
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(STREAMS)]
-    began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    if failed:
-        raise failed[0]
-    return time.monotonic() - began
 
 
 def asked(base: str, prompt: Any) -> str:

@@ -9,7 +9,7 @@ import psutil
 from tests.gpu.meter import held_by, used
 from tests.gpu.rig import MIB, Host, pause
 
-SEEN = ("engine.exited", "engine.member_died", "log.finding")       # how a death is noticed
+SEEN = ("engine.exited", "engine.member_died", "log.finding")       # how a death is noticed; a hang by its phase
 
 
 def smi(*query: str) -> list[str]:
@@ -34,11 +34,15 @@ def compare(host: Host, gpus: tuple[int, ...], name: str) -> None:
 
 def aftermath(host: Host, since: float, label: str) -> None:
     """What followed a death of the primary, in seconds after it, by the journal."""
-    marks = (("detected", SEEN, {"engine": "primary"}), ("evidence done", ("evidence.done",), {}),
-             ("nothing of it left", ("engine.emptied",), {"engine": "primary"}), ("backup awake", ("engine.woke",), {}),
-             ("exec", ("engine.spawned",), {"engine": "primary"}), ("ready", ("engine.ready",), {"engine": "primary"}))
     pause(0.5)      # the journal's own thread writes a moment later
-    found = {what: host.first(since, *names, **fields) for what, names, fields in marks}
+    condemned = host.first(since, "engine.phase", engine="primary", now="dumping")
+    noticed = (host.first(since, *SEEN, engine="primary"), condemned)
+    found = {"detected": min((doc for doc in noticed if doc), key=lambda doc: doc["at"], default=None),
+             "evidence done": host.first(since, "evidence.done"),
+             "nothing of it left": host.first(since, "engine.emptied", engine="primary"),
+             "backup awake": host.first(since, "engine.woke"),
+             "exec": host.first(since, "engine.spawned", engine="primary"),
+             "ready": host.first(since, "engine.ready", engine="primary")}
     host.row(f"{label}: seconds after it", ", ".join(f"{what} {doc['at'] - since:.2f}" if doc else f"{what} –"
                                                      for what, doc in found.items()))
     if (spawned := found["exec"]) and (ready := found["ready"]):

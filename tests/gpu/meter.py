@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm_watchdog.sense.gpu_helper import NoGpuError, Source, source
@@ -26,14 +27,25 @@ class Meter(threading.Thread):
         super().__init__(name="meter", daemon=True)
         self.samples: deque[tuple[float, Cards]] = deque(maxlen=KEPT)
         self._source: Source = source()
-        self._done = threading.Event()
+        self._done, self._rests = threading.Event(), False
 
     def run(self) -> None:
         while not self._done.wait(EVERY_S):
+            if self._rests:
+                continue
             try:
                 self.samples.append((time.monotonic(), self._source.read()))
             except NoGpuError:
                 continue
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Nothing is read meanwhile: it would disturb what is timed."""
+        self._rests = True
+        try:
+            yield
+        finally:
+            self._rests = False
 
     def stop(self) -> None:
         self._done.set()

@@ -64,6 +64,7 @@ type = "webhook"
 url = "{receiver}"
 [gateway]
 listen = "127.0.0.1:{port}"
+drain_s = 5
 [engines.primary]
 command = {command}
 model = "{model}"

@@ -31,7 +31,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from tests.system.faults import FAULTS, Fault, both_engines
+from tests.system.faults import FAULTS, Fault
 from tests.system.harness import Doc
 from tests.system.stage import PATIENCE_S, PHASES, Stage, Watch
 
@@ -95,12 +95,7 @@ def _recover(stage: Stage, fault: Fault, known: set[str]) -> None:
         stage.host.until(lambda: set(stage.incidents()) - known, "no incident")
     else:
         time.sleep(1.0)     # for what should not come
-    if fault.strike is both_engines and stage.standby == "sleeping":
-        # A standby that died comes back with the next change of sides and back, which is a human's to choose.
-        stage.calm(PHASES["sleeping"] | {"backup": "stopped"})
-        assert stage.host.ask("failover")["ok"]
-        stage.host.serving("backup")
-    stage.calm()
+    stage.rest()
 
 
 def _judge(stage: Stage, fault: Fault, known: set[str], result: Result) -> None:

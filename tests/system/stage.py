@@ -197,15 +197,26 @@ class Stage:
             found[use.gpu] += use.used_bytes
         return found
 
-    def calm(self, phases: Doc | None = None) -> Doc:
+    def calm(self) -> dict[str, str]:
         """Waits until nothing is wrong: every engine in its usual phase, the primary serves, no incident is open."""
-        wanted = phases or PHASES[self.standby]
+        return self._settled(PHASES[self.standby])
 
-        def found() -> Doc | None:
+    def rest(self) -> None:
+        """The same after a fault.  A sleeping standby that died comes back with a change of sides and back, which is a
+        human's to choose."""
+        usual = PHASES[self.standby]
+        if self.standby == "sleeping" and self._settled(usual, usual | {"backup": "stopped"})["backup"] == "stopped":
+            self.host.until(lambda: self.host.ask("failover").get("ok"), "no failover")
+            self.host.serving("backup")
+        self.calm()
+
+    def _settled(self, *wanted: dict[str, str]) -> dict[str, str]:
+        def found() -> dict[str, str] | None:
             doc = self.host.status()
-            if doc is None or doc["incidents"] or not doc["services"] or doc["services"][0]["serving"] != "primary":
+            if doc is None or doc["incidents"] or self.serving() != "primary":
                 return None
-            return doc if {each["name"]: each["phase"] for each in doc["engines"]} == wanted else None
+            phases = {each["name"]: each["phase"] for each in doc["engines"]}
+            return phases if phases in wanted else None
 
         return self.host.until(found, f"not calm again ({self.standby})", self.calm_s)
 

@@ -32,13 +32,15 @@ def advise(case: Case) -> Lines:
     prompt = _long_prompt(case)
     first = case.class_ in BY_A_PROMPT
     lines: list[Text] = [*_xid(case), *_ended(case), *(prompt if first else ())]
-    held = () if entry is None or c.NEIGHBOUR not in entry.advice else memory.neighbour(case) or ()
-    lines += held           # whoever holds the memory is looked at before anything is turned down
+    of_memory = entry is not None and c.NEIGHBOUR in entry.advice
+    held = memory.neighbour(case) or () if of_memory or memory.crowded(case) else ()
+    lines += held if of_memory else ()      # whoever holds the memory is looked at before anything is turned down
     for general in entry.advice if entry else ():
         made = RULES[general](case) if general in RULES else None
         lines += (general,) if made is None else made
     lines += () if first else prompt
     lines += memory.trend(case)
+    lines += held           # no cause of a failure of another kind, and still on a card that is over its limit
     return tuple(dict.fromkeys(lines))
 
 

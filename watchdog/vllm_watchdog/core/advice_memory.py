@@ -60,12 +60,13 @@ def less_util(case: Case) -> Lines | None:
 def neighbour(case: Case) -> Lines | None:
     names: dict[int, str] = {}
     sizes: dict[int, int] = {}
-    for card in case.levels.cards if case.levels else ():
-        for row in (row for row in card.others if row.holder.mark is None):     # ours are the watchdog's own business
-            names[row.holder.pid] = row.holder.name
-            sizes[row.holder.pid] = sizes.get(row.holder.pid, 0) + (row.used_bytes or 0)
+    rows = [row for card in (case.levels.cards if case.levels else ()) for row in card.others]
+    for row in (row for row in rows if row.holder.mark is None):
+        names[row.holder.pid] = row.holder.name
+        sizes[row.holder.pid] = sizes.get(row.holder.pid, 0) + (row.used_bytes or 0)
     sizes |= dict(case.fact("other_processes") or ())
-    held = sorted(((size, pid) for pid, size in sizes.items() if size >= HOLDS and pid), reverse=True)[:3]
+    foreign = sizes.keys() - {row.holder.pid for row in rows if row.holder.mark is not None} - {0}  # torch names ours too
+    held = sorted(((sizes[pid], pid) for pid in foreign if sizes[pid] >= HOLDS), reverse=True)[:3]
     if not held and not (case.levels and case.levels.cards):
         return None
     return tuple(
@@ -73,6 +74,12 @@ def neighbour(case: Case) -> Lines | None:
                name=f" ({names[pid]})" if names.get(pid) else "")
         for size, pid in held
     )
+
+
+def crowded(case: Case) -> bool:
+    """Is a card over its limit, whatever it was that failed?"""
+    cards = case.levels.cards if case.levels else ()
+    return any(card.warn is not None and card.used >= card.warn * card.total for card in cards)
 
 
 def warm_up(case: Case) -> Lines | None:

@@ -41,6 +41,7 @@ class Limits:
     suspect_blind_s: float = 300    # the same, when the engine publishes no counters to tell busy from hung
     dump_s: float = 10              # a kill waits this long for evidence
     stop_s: float = 30
+    condemned_s: float = 2          # the same for one that has failed: it has last words to write, and no answer to finish
     kill_s: float = 30              # longer than any exit but that of a process stuck in the driver
     sleep_s: float = 120            # the first sleep pins host memory: 10.8 s for 13 GiB on an H200, later ones 0.3 s
     wake_s: float = 30              # 0.11 s for 1 B, 0.5 s for 7 B; then one token proves it

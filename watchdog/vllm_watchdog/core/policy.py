@@ -233,7 +233,7 @@ def patience(phase: Phase, state: State, limits: Limits, seed: str = "") -> floa
         case P.DUMPING:
             return limits.dump_s
         case P.STOPPING:
-            return limits.stop_s
+            return min(limits.stop_s, limits.condemned_s) if state.charged else limits.stop_s
         case P.KILLING:
             return limits.kill_s
         case P.SETTLING:

@@ -44,11 +44,15 @@ class Sizing:
 
     def follow(self, services: Iterable[Service]) -> None:
         """The route's engines: those that are new are asked, those that left are forgotten."""
-        plans = {service.serving: service.prompt for service in services if service.serving and service.prompt != UNTOLD}
-        new = [(target, plan) for target, plan in plans.items() if target not in self._engines]
-        self._engines = {target: self._engines.get(target, Engine()) for target in plans}
-        for target, plan in new:
-            self._gate.spawn(self._learn(target, plan))
+        known, self._engines = self._engines, {}
+        for service in services:
+            target = service.serving
+            if target is None or service.prompt == UNTOLD:
+                continue
+            engine = known.get(target, Engine())
+            self._engines[target] = replace(engine, vram_free=_more(engine.vram_free, service.vram_free))
+            if target not in known:
+                self._gate.spawn(self._learn(target, service.prompt))
 
     async def _learn(self, target: Target, plan: PromptPlan) -> None:
         said = await self._counter.warm(plan)
@@ -60,7 +64,7 @@ class Sizing:
             learned = await learn(target)
             if target not in self._engines:
                 return
-            self._engines[target] = replace(learned, shape=shape)
+            self._engines[target] = replace(learned, shape=shape, vram_free=self._engines[target].vram_free)
             self._gate.pump_all()       # there may be more room than was thought, or less
             if learned.context is not None:
                 return
@@ -71,7 +75,7 @@ class Sizing:
     def budget(self, service: Service) -> Budget:
         """Nothing is known, nothing is limited."""
         engine = self._engines.get(service.serving, Engine()) if service.serving is not None else Engine()
-        return budget(service.prompt, replace(engine, vram_free=service.vram_free))
+        return budget(service.prompt, engine)
 
     # -- one request
 
@@ -150,3 +154,8 @@ class Sizing:
         self._gate.metrics.truncated += 1
         exchange.replaced(said["body"], f"X-LLM-Watchdog-Truncated: {ask.longest} to {said['longest']} tokens")
         self._measured(exchange, ask, said)
+
+
+def _more(before: int | None, now: int | None) -> int | None:
+    """Of free VRAM the most in an engine's life: what prompts take of it at the moment is not lost to the next."""
+    return max(filter(None, (before, now)), default=None)

@@ -82,7 +82,7 @@ def _chat(tokens: Tokens, path: str, asked: Json, limit: int, anything: bool) ->
     if not anything and any(_of_tools(messages[index]) for turn in gone for index in turn):
         raise CannotCutError("its oldest turns hold tool results")
     left = _without(messages, gone)
-    return asked | {"messages": left if count(left) <= limit else _last_user_cut(tokens, left, limit, count)}
+    return asked | {"messages": left if count(left) <= limit else _last_turn_cut(tokens, left, limit, anything, count)}
 
 
 def _turns(messages: list[Any]) -> list[list[int]]:
@@ -102,15 +102,25 @@ def _without(messages: list[Any], turns: list[list[int]]) -> list[Any]:
     return [message for index, message in enumerate(messages) if index not in gone]
 
 
+def _size(message: Json) -> int:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return max(map(len, texts), default=0)
+
+
 def _of_tools(message: Json) -> bool:
     return message.get("role") == "tool" or bool(message.get("tool_calls"))
 
 
-def _last_user_cut(tokens: Tokens, messages: list[Any], limit: int, count: Callable[[list[Any]], int]) -> list[Any]:
-    """Its longest text."""
-    at = max((index for index, message in enumerate(messages) if message.get("role") == "user"), default=None)
-    if at is None:
+def _last_turn_cut(tokens: Tokens, messages: list[Any], limit: int, anything: bool,
+                   count: Callable[[list[Any]], int]) -> list[Any]:
+    """The longest text of its user; of a tool, if that may be cut and is longer."""
+    roles = ("user", "tool") if anything else ("user",)
+    said = [index for index, message in enumerate(messages) if message.get("role") in roles]
+    if not said:
         raise CannotCutError("no user's text is in it")
+    at = max(said, key=lambda index: (_size(messages[index]) if anything else 0, index))
     message = messages[at]
 
     def replaced(content: object) -> list[Any]:

@@ -62,7 +62,7 @@ class Nvml:
     def _card(self, index: int) -> dict[str, Any]:
         nvml = self._nvml
         card = nvml.nvmlDeviceGetHandleByIndex(index)
-        memory = nvml.nvmlDeviceGetMemoryInfo(card)
+        memory = self._memory(card)
         return {
             "index": index,
             "uuid": self._told(nvml.nvmlDeviceGetUUID, card) or "",
@@ -77,6 +77,13 @@ class Nvml:
             "processes": self._processes(card),
             "bus_id": self._told(self._bus_id, card) or "",
         }
+
+    def _memory(self, card: Any) -> Any:
+        """As nvidia-smi counts it: what the driver keeps for itself is not in use.  An old driver counts it."""
+        nvml = self._nvml
+        if (memory := self._told(nvml.nvmlDeviceGetMemoryInfo, card, nvml.nvmlMemory_v2)) is not None:
+            return memory
+        return nvml.nvmlDeviceGetMemoryInfo(card)
 
     def _bus_id(self, card: Any) -> str:
         """As the kernel log writes it, without the function: 0000:3b:00."""

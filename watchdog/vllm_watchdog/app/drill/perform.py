@@ -25,7 +25,7 @@ LOOK_S = 0.05
 CALM_S = 0.25           # between two questions to the daemon
 WARM_S = 20.0           # the clients' first answers
 ASK_AGAIN_S = 5.0
-NOTE_S = 0.5            # journal lines of what has just happened are on disk by then
+NOTE_S = 0.2            # journal lines of what has just happened are on disk by then
 
 Undo = Callable[[], None]
 Inject = Callable[[Any], Undo]
@@ -61,6 +61,7 @@ class Drill:
         self.site, self.fault, self.tell = site, fault, tell
         doc = site.status()
         self.channels = len(doc["alerts"])
+        self.amiss = frozenset(unfit(doc, site.service))        # nothing, but under --force
         self.said = Said(site.journal)
         self.pace: Pace = pace(site.plan, site.service, self.said.loads())
         self.load = self._load()
@@ -141,19 +142,20 @@ class Drill:
     # -- afterwards
 
     def _settled(self, limit: float) -> bool:
-        """Waits until every engine is as it was; asks for what an operator would ask for."""
+        """Waits until every engine is as it was; asks for what an operator would ask for, where all was well before."""
         asked, asked_at, end = "", 0.0, time.monotonic() + limit
         while time.monotonic() < end:
             doc = self.site.report()
             self._own_up()
-            if doc and not unfit(doc, self.site.service) and self._told() and self._saved():
+            amiss = set(unfit(doc, self.site.service) if doc else ("the daemon does not answer",)) - self.amiss
+            if not amiss and self._told() and self._saved():
                 return True
-            verb = self._remedy(doc) if doc else ""
+            verb = self._remedy(doc) if doc and not self.amiss else ""
             if verb and (verb != asked or time.monotonic() - asked_at > ASK_AGAIN_S):
                 asked, asked_at = verb, time.monotonic()
                 self._ask(verb)
             time.sleep(CALM_S)
-        for reason in unfit(doc, self.site.service) if doc else ("the daemon does not answer",):
+        for reason in sorted(amiss):
             self.tell(f"  still not as it was: {reason}")
         return False
 

@@ -1,0 +1,102 @@
+"""One engine, no backup, one card: what needs a quiet machine.  Unattended, under 330 s, a table at the end.
+
+    python -m tests.gpu.solo MODEL_FOLDER OUT_FOLDER [--gpu N] [--stages NAME,NAME…] [--seconds S]
+
+Our samples beside nvidia-smi's, the watchdog's and the gateway's cost in as many pairs as fit, and a hang with nobody to
+take over, told as far as the seconds reach: the engine's next start may not fit in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+from tests.gpu.load import Clients
+from tests.gpu.look import aftermath, compare
+from tests.gpu.meter import seconds
+from tests.gpu.overhead import Overhead
+from tests.gpu.rig import Doc, Host, pause
+
+PAIRS = 14
+HANG_S = 19.0       # until the next start has begun
+END_S = 6.0         # to stop, and to pack what was written
+LAYOUT = """
+gpu-memory-utilization = 0.5
+max-model-len = 8192
+max-num-seqs = 64
+"""
+
+
+def serving(engines: dict[str, Doc], _: Doc) -> bool:
+    return bool(engines["primary"]["phase"] == "serving")
+
+
+class Solo:
+    def __init__(self, host: Host, gpu: int) -> None:
+        self.host, self.gpu = host, gpu
+
+    def sampling(self) -> None:
+        compare(self.host, (self.gpu,), "solo")
+        self.host.row("one sample of all cards", f"{self.host.meter.cost_us():.0f} µs")
+
+    def overhead(self) -> None:
+        Overhead(self.host, PAIRS, HANG_S + END_S).run()
+
+    def hang(self) -> None:
+        """The core is stopped under load; nobody takes over."""
+        host = self.host
+        host.until(serving, 60)
+        with Clients(host.gateway_url, leave_s=5) as clients:
+            pause(2)
+            members, before = host.members("primary"), host.meter.read()
+            began = time.monotonic()
+            os.kill(host.core("primary"), signal.SIGSTOP)
+            host.until(lambda engines, _: engines["primary"]["phase"] not in ("serving", "suspect"), 60)
+            host.row("hang: judged wedged after (patience 3 + 3 + 4 s)", f"{time.monotonic() - began:.1f} s")
+            host.awaited(began, 40, "engine.spawned", engine="primary")
+            host.row("hang: nothing of it left; memory back after",
+                     f"{not any(map(psutil.pid_exists, members.values()))}; "
+                     f"{seconds(host.meter.back_s(self.gpu, members.values(), began, before))}")
+            left = host.deadline - time.monotonic() - END_S
+            host.tried(lambda: host.row("hang: serves again after", f"{host.until(serving, left):.1f} s"), 1, "next start")
+            pause(1)
+        aftermath(host, began, "hang")
+        host.row("hang: answers to the clients; the longest that one took",
+                 f"{clients.said()}; {clients.longest_s(began):.1f} s")
+
+
+STAGES = {"sampling": 10.0, "overhead": 60.0, "hang": HANG_S + END_S}
+
+
+def main(words: list[str]) -> int:
+    reader = argparse.ArgumentParser()
+    reader.add_argument("model")
+    reader.add_argument("out", type=Path)
+    reader.add_argument("--gpu", type=int, default=0)
+    reader.add_argument("--stages", default=",".join(STAGES))
+    reader.add_argument("--seconds", type=float, default=322)
+    options = reader.parse_args(words)
+    host = Host(options.model, options.out, options.seconds, LAYOUT, [options.gpu], 18040 + 10 * options.gpu)
+    solo = Solo(host, options.gpu)
+
+    def boot() -> None:
+        host.row("boot", f"{host.until(serving, 200):.1f} s")
+
+    try:
+        host.start()
+        host.tried(boot)
+        for name in options.stages.split(","):
+            host.tried(getattr(solo, name), STAGES[name])
+    finally:
+        host.end()
+    print((options.out / "table.txt").read_text())
+    return min(host.failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
