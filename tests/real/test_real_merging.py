@@ -46,7 +46,7 @@ def complete(**more):
     return {"said": text, "finish": finish, "usage": chunk.usage.model_dump() if chunk.usage else None}, events
 print(json.dumps({
     "chat": chat(), "chat, short": chat(max_tokens=3), "chat, log probabilities": chat(logprobs=True),
-    "chat, two choices": chat(n=2), "chat, usage all along": chat(
+    "chat, usage all along": chat(
         stream_options={"include_usage": True, "continuous_usage_stats": True}),
     "completion": complete(), "completion, until a stop": complete(stop=["a", "e"]),
 }))
