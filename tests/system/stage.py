@@ -158,13 +158,17 @@ class Stage:
     # -- its life
 
     def __enter__(self) -> Stage:
-        self.host.start()
-        self.gateway.start()
-        self.calm()
-        if self.loaded:
-            self._asking = threading.Thread(target=lambda: uvloop.run(self._ask()), daemon=True)
-            self._asking.start()
-            self.answered()
+        try:
+            self.host.start()
+            self.gateway.start()
+            self.calm()
+            if self.loaded:
+                self._asking = threading.Thread(target=lambda: uvloop.run(self._ask()), daemon=True)
+                self._asking.start()
+                self.answered()
+        except BaseException as error:      # `with` leaves only what it has entered
+            self.__exit__(type(error))
+            raise
         return self
 
     async def _ask(self) -> None:
