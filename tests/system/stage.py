@@ -43,7 +43,7 @@ PHASES: dict[str, dict[str, str]] = {       # of every engine, while nothing is 
 }
 SHARES = {"none": (0.85, 0.0), "cold": (0.85, 0.5), "sleeping": (0.85, 0.5), "hot": (0.5, 0.4)}
 HANG: Doc = {"still_s": 0.6, "probe_s": 2.0, "patience_s": 1.0, "dead_s": 1.5}      # patient enough for two busy cores
-LESS_HASTY = {f"HASTY_{name}_S": value for name, value in (("RELEASE", "10"), ("CONFIRM", "2"), ("KILL", "30"))}    # busy cores
+LESS_HASTY = {"HASTY_RELEASE_S": "10", "HASTY_CONFIRM_S": "2", "HASTY_KILL_S": "30"}      # for busy cores
 LOADED = (4, 2)     # clients, of whom some ask for streams
 TOKEN_S = 0.03
 
