@@ -1,6 +1,6 @@
 """The daemon with the limits that no configuration key sets cut short, so that a test need not wait for them.
 
-`HASTY_RELEASE_S` and `HASTY_CONFIRM_S` in the environment cut two of them less short.
+`HASTY_RELEASE_S`, `HASTY_CONFIRM_S` and `HASTY_KILL_S` in the environment cut some of them less short.
 """
 
 from __future__ import annotations

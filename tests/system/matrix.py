@@ -129,7 +129,7 @@ def column(folder: Path, wanted: list[Cell]) -> Iterator[Result]:
                 while left and not (results and results[-1].problems):
                     results.append(run(stage, left.pop(0).fault))
                     yield results[-1]
-        except AssertionError as error:
+        except (AssertionError, subprocess.TimeoutExpired) as error:
             if not results:
                 left.pop(0)
             if not (results and results[-1].problems):

@@ -43,7 +43,7 @@ PHASES: dict[str, dict[str, str]] = {       # of every engine, while nothing is 
 }
 SHARES = {"none": (0.85, 0.0), "cold": (0.85, 0.5), "sleeping": (0.85, 0.5), "hot": (0.5, 0.4)}
 HANG: Doc = {"still_s": 0.6, "probe_s": 2.0, "patience_s": 1.0, "dead_s": 1.5}      # patient enough for two busy cores
-LESS_HASTY = {"HASTY_RELEASE_S": "10", "HASTY_CONFIRM_S": "2"}      # kills and starts take their time on busy cores
+LESS_HASTY = {"HASTY_RELEASE_S": "10", "HASTY_CONFIRM_S": "2", "HASTY_KILL_S": "30"}      # for busy cores
 LOADED = (4, 2)     # clients, of whom some ask for streams
 TOKEN_S = 0.03
 
@@ -158,13 +158,17 @@ class Stage:
     # -- its life
 
     def __enter__(self) -> Stage:
-        self.host.start()
-        self.gateway.start()
-        self.calm()
-        if self.loaded:
-            self._asking = threading.Thread(target=lambda: uvloop.run(self._ask()), daemon=True)
-            self._asking.start()
-            self.answered()
+        try:
+            self.host.start()
+            self.gateway.start()
+            self.calm()
+            if self.loaded:
+                self._asking = threading.Thread(target=lambda: uvloop.run(self._ask()), daemon=True)
+                self._asking.start()
+                self.answered()
+        except BaseException as error:      # `with` leaves only what it has entered
+            self.__exit__(type(error))
+            raise
         return self
 
     async def _ask(self) -> None:
