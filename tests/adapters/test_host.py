@@ -18,9 +18,11 @@ import pytest
 from vllm_watchdog import proc
 from vllm_watchdog.core.events import HostSampled
 from vllm_watchdog.core.readings import Host, Mark, Tree, Unknown
+from vllm_watchdog.procfs import Glance
 from vllm_watchdog.sense import host, memory_limit, usage
 from vllm_watchdog.sense.host import HostSense
 
+INSTANCE = f"host{os.getpid()}"        # several test runs may share the machine
 MARK = Mark("primary", 2)
 IDLE = "import sys; print('up', flush=True); sys.stdin.read()"
 BUSY = "import sys; print('up', flush=True)\nwhile True: pass"
@@ -30,7 +32,7 @@ class Desk:
     def __init__(self, disk: Path) -> None:
         self.offset = 0.0
         self.events: queue.Queue[Any] = queue.Queue()
-        self.sense = HostSense(self.events.put, self.clock, proc.MarkIndex("test"), disk)
+        self.sense = HostSense(self.events.put, self.clock, proc.MarkIndex(INSTANCE, Glance()), disk)
         self.sense.start()
 
     def clock(self) -> float:
@@ -59,7 +61,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     made: list[subprocess.Popen[bytes]] = []
 
-    def start(program: str, mark: str = "test:primary:2") -> subprocess.Popen[bytes]:
+    def start(program: str, mark: str = f"{INSTANCE}:primary:2") -> subprocess.Popen[bytes]:
         made.append(subprocess.Popen(
             [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env=os.environ | {proc.MARK_ENV: mark},
@@ -109,7 +111,7 @@ def test_a_tree_is_its_marked_processes_with_the_leader_first(desk: Desk, spawn:
 
 def test_generations_are_trees_of_their_own(desk: Desk, spawn: Any) -> None:
     spawn(IDLE)
-    spawn(IDLE, mark="test:backup:1")
+    spawn(IDLE, mark=f"{INSTANCE}:backup:1")
     assert {tree.mark for tree in desk.sample().trees} == {MARK, Mark("backup", 1)}
 
 

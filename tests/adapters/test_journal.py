@@ -189,3 +189,17 @@ def test_text_that_is_no_utf8_is_written_as_json_all_the_same(tmp_path):
     (line,) = read(tmp_path)
     assert line["text"] == "?\n\x00 显存"
     assert json.loads(files(tmp_path)[0].read_text())["say"] == "odd"
+
+
+def test_samples_are_gathered_and_what_is_said_is_written_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("vllm_watchdog.tell.journal.gather_s", 60.0)
+    book = started(tmp_path)
+    book.event(Tick(1.0))
+    book.event(Tick(2.0))
+    book.say("it.matters")
+    assert book.flush(5)
+    book.event(Tick(3.0))
+    assert not book.flush(0.05)
+    assert book.stop(5)
+    (file,) = files(tmp_path)
+    assert [line.get("say") or line["event"]["_"] for line in read(file)] == ["Tick", "Tick", "it.matters", "Tick"]

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from vllm_watchdog import proc
+from vllm_watchdog import proc, procfs
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.proc import MARK_ENV, MarkIndex, ProcId, Stat
+from vllm_watchdog.procfs import Glance
 
 INSTANCE = f"test{os.getpid()}"
 MARK = Mark("primary", 3)
@@ -257,3 +258,32 @@ def test_a_port_refuses_when_nobody_listens_on_any_of_its_addresses(family: sock
         server.listen()
         assert not proc.refuses(port)
         assert proc.listeners(port, INSTANCE)
+
+
+def test_who_only_counts_sees_what_is_new_and_what_is_gone_and_passes_over_strangers() -> None:
+    now = 100.0
+    glance = Glance(lambda: now)
+    index = MarkIndex(INSTANCE, glance)
+    with child() as ours, child(mark=None) as stranger:
+        said(ours), said(stranger)
+        assert index.marked() == {MARK: (who(ours.pid),)}
+        index._known[who(stranger.pid)] = None      # as if it were older than a young one
+        before = {stat.who.pid: stat for stat in glance(index._stranger)}
+        after = {stat.who.pid: stat for stat in glance(index._stranger)}
+        assert after[stranger.pid] is before[stranger.pid]
+        assert after[ours.pid] is not before[ours.pid]
+        with child(mark=Mark("backup", 1)) as newcomer:
+            said(newcomer)
+            assert index.marked() == {MARK: (who(ours.pid),), Mark("backup", 1): (who(newcomer.pid),)}
+        assert index.marked() == {MARK: (who(ours.pid),)}
+        now += procfs.WHOLE_S
+        again = {stat.who.pid: stat for stat in glance(index._stranger)}
+        assert again[stranger.pid] is not before[stranger.pid]
+
+
+def test_a_glance_shows_what_a_walk_shows() -> None:
+    glance = Glance()
+    seen = {stat.who for stat in glance(lambda _: False)}
+    walked = {stat.who for stat in proc.walk()}
+    assert who(os.getpid()) in seen & walked
+    assert not any(stat.kernel for stat in glance(lambda _: True))

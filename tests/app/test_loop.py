@@ -7,7 +7,20 @@ import pytest
 from tests.core.scenes import plan
 
 from vllm_watchdog.app.loop import Loop, Outlets
-from vllm_watchdog.core.events import Booted
+from vllm_watchdog.core.commands import Command, Dump, Kill, Spawn
+from vllm_watchdog.core.events import (
+    Booted,
+    Emptied,
+    Event,
+    Exited,
+    GpusSampled,
+    LogRead,
+    Probed,
+    Spawned,
+    SpawnFailed,
+    StopAsked,
+)
+from vllm_watchdog.core.readings import Health, Holder, Mark, Unknown
 from vllm_watchdog.core.world import World
 
 
@@ -30,3 +43,21 @@ def test_the_first_world_is_told_before_the_loop_waits() -> None:
         loop.run(Booted(0.0, plan(), 0.0, "boot-1"))
     assert [[engine.name for engine in world.engines] for world in told] == [["primary", "backup"]]
     assert len(alive) == 1
+
+
+def test_what_starts_and_ends_engines_is_carried_out_first() -> None:
+    """What tells of it and what proves it takes a moment, and would take the interpreter from it."""
+    done: list[Command] = []
+    inbox = SimpleQueue[Event]()
+    outlets = Outlets(lambda _: None, done.append, lambda _: None, lambda: None)
+    loop = Loop(inbox, outlets, clock=lambda: 0.0, wall=lambda: 0.0)
+    one = Mark("primary", 1)
+    for event in (GpusSampled(0.1, Unknown(0.1, "no NVIDIA driver")), Spawned(0.2, one, 100),
+                  Probed(1.0, one, Health.OK, (Holder(100, "vllm", one),)), Exited(2.0, one, 1), Emptied(2.1, one),
+                  LogRead(2.2, one, (), True), StopAsked(3.0, "SIGTERM"), SpawnFailed(3.1, Mark("primary", 2), "x", "x"),
+                  LogRead(3.2, Mark("primary", 2), (), True)):
+        inbox.put(event)
+    loop.run(Booted(0.0, plan(backup=False), 0.0, "boot-1"))
+    kinds = [type(command) for command in done]
+    restart = kinds.index(Spawn, kinds.index(Kill))
+    assert kinds.index(Dump) > restart      # of one turn

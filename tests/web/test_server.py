@@ -129,6 +129,16 @@ def test_a_reader_that_is_too_far_behind_is_cut_off(site: Site, monkeypatch: pyt
     assert site.get("/readyz").status == 200
 
 
+def test_a_reader_is_told_the_newest_report_though_nobody_looked_while_it_changed() -> None:
+    count = iter(range(10))
+    hub = stream.Hub(lambda: {"number": next(count)})
+    for number in (0, 1):
+        assert not hub.watched
+        with hub.reader() as reader:
+            assert hub.watched
+            assert f'"number": {number}'.encode() in (asyncio.run(hub.next(reader)) or b"")
+
+
 def test_what_waits_for_one_reader_is_bounded() -> None:
     hub = stream.Hub(dict)
     with hub.reader() as reader:
