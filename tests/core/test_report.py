@@ -111,16 +111,31 @@ def test_an_engine_is_told_whole() -> None:
     seen = engine(scene)
     assert {name: seen[name] for name in ("phase", "generation", "pid", "port", "gpus", "backup_for", "wanted")} == {
         "phase": "serving", "generation": 1, "pid": 100, "port": 8100, "gpus": [], "backup_for": None, "wanted": True}
-    told_too = ("since", "ready", "next_try", "life", "health", "probe", "failures", "cause", "why")
+    told_too = ("since", "ready", "next_try", "life", "health", "probe", "failures", "cause", "why", "waits", "waits_zh")
     assert {name: seen[name] for name in told_too} == {
         "since": WALL, "ready": WALL, "next_try": None, "life": "alive", "health": "ok", "probe": "ok", "failures": 0,
-        "cause": "", "why": ""}
+        "cause": "", "why": "", "waits": None, "waits_zh": None}
     assert seen["metrics"] == {"running": 2.0, "waiting": 1.0, "kv_usage": 0.5, "preemptions": 0.0, "counters": True,
                                "generation_tokens": 3}
     assert seen["tree"] == {"rss_bytes": 2 * GIB, "charged_bytes": None, "cpu": 0.12, "processes": [
         {"pid": 100, "name": "vllm", "rss_bytes": 2 * GIB, "uss_bytes": None, "cpu": 0.123, "threads": 8, "fds": 20,
          "fd_limit": None}]}
     assert seen["growth"] == []
+
+
+def test_a_start_that_waits_says_for_whose_memory_beside_what_failed_before() -> None:
+    scene = Scene(plan(backup=False, gpus=(0,), share=0.8))
+    assert engine(scene)["waits"] is None, "no sample has come: that is a matter of a moment"
+    scene.gpus(1.0, gpu(1))
+    scene.serve()
+    scene.crash("primary", 6.0)
+    scene.gpus(7.0, gpu(52, (4711, "python3", None, 51.5)))
+    seen = engine(scene)
+    assert (seen["phase"], seen["cause"]) == ("releasing", "unexpected_exit")
+    assert seen["waits"] == "GPU 0 lacks 33.0 GiB, held by PID 4711 (python3) 51.5 GiB"
+    assert seen["waits_zh"] == "GPU 0 还缺 33.0 GiB，占用者：PID 4711 (python3) 51.5 GiB"
+    scene.gpus(8.0, gpu(1))
+    assert engine(scene)["waits"] is None
 
 
 def test_how_fast_an_engine_grows_is_told_while_it_runs() -> None:

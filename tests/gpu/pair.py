@@ -155,7 +155,7 @@ class Pair:
             host.until(lambda engines, _: engines["primary"]["phase"] == "releasing", 30)
             pause(4)
             waits = not host.first(began, "engine.spawned", engine="primary")
-            host.row("the restart waits for GPU 0; why", f"{waits}; {host.engine('primary')['why']}")
+            host.row("the restart waits for GPU 0; why", f"{waits}; {host.engine('primary')['waits']}")
             now = host.engine("backup")
             host.row("GPU 1's engine: same process, serving; neighbour lives",
                      f"{now['pid'] == other['pid']}, {now['phase'] == 'serving'}; {neighbour.lives()}")

@@ -30,6 +30,14 @@ def test_a_pipe_gets_no_colours_and_no_line_is_cut() -> None:
     assert "\x1b[" in printed(doc, force_terminal=True, color_system="standard")
 
 
+def test_a_start_that_waits_is_told_beside_the_failure_before_it() -> None:
+    doc = story().document()
+    doc["engines"][0] |= {"cause": "engine_proc_died", "why": "core gone", "waits": "GPU 0 lacks 33.0 GiB"}
+    told = printed(doc)
+    assert "primary: engine_proc_died: core gone" in told
+    assert "primary: its start waits: GPU 0 lacks 33.0 GiB" in told
+
+
 def test_the_table_names_every_engine_with_its_figures() -> None:
     lines = printed(story().document()).splitlines()
     assert next(line for line in lines if line.startswith("primary")).split()[:10] == [

@@ -140,6 +140,8 @@ def _notes(engine: Doc, at: float) -> Iterator[Text]:
         yield Text(f"  {engine['name']}: {load['stage'] or 'starting'}, {at - engine['since']:.0f} s{about}", "blue")
     if engine["cause"]:
         yield Text(f"  {engine['name']}: {engine['cause']}: {engine['why']}", "yellow")
+    if engine.get("waits"):
+        yield Text(f"  {engine['name']}: its start waits: {engine['waits']}", "yellow")
     if engine["next_try"]:
         yield Text(f"  {engine['name']}: the next try is at {when(engine['next_try'])}")
     for growth in engine["growth"]:

@@ -62,13 +62,18 @@ def _held(engine: Engine) -> tuple[str, Text]:
                                   window=f"{limits.window_s:.0f}", budget=limits.budget, blame=engine.blame)
 
 
-def _no_room(world: World, engine: Engine) -> tuple[str, Text]:
+def no_room(world: World, engine: Engine) -> tuple[Text, ...]:
+    """What is in the way of its start, or of its being woken: rivals, strays, and who holds the memory that it lacks."""
     others = gate.rivals(engine.plan, ((e.plan, e.phase) for e in world.engines))
     strays = gate.in_the_way(engine.plan, world.strays, world.plan.engines)
-    why = [filled(p.RIVAL_LEFT, engine=name) for name in others] + [filled(p.STRAY_LEFT, engine=mark) for mark in strays]
-    why += gate.told(engine.plan, world.gpus, engine.mark)
+    return (*(filled(p.RIVAL_LEFT, engine=name) for name in others),
+            *(filled(p.STRAY_LEFT, engine=mark) for mark in strays),
+            *gate.told(engine.plan, world.gpus, engine.mark))
+
+
+def _no_room(world: World, engine: Engine) -> tuple[str, Text]:
     what = p.NO_WAKE if engine.phase is Phase.ASLEEP else p.NO_START
-    return "vram_held", filled(what, engine=engine.name, why=joined(why or [p.NO_SAMPLE]))
+    return "vram_held", filled(what, engine=engine.name, why=joined(no_room(world, engine) or [p.NO_SAMPLE]))
 
 
 def _wedged(engine: Engine) -> tuple[str, Text]:

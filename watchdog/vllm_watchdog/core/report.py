@@ -9,9 +9,11 @@ from vllm_watchdog.core import liveness
 from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.leaks import Growth
 from vllm_watchdog.core.lowering import Lowering
+from vllm_watchdog.core.phrases import joined
 from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
+from vllm_watchdog.core.reasons import no_room
 from vllm_watchdog.core.units import DAY_S
 from vllm_watchdog.core.world import ROUTED, Engine, World, routed
 
@@ -99,6 +101,7 @@ def _lowered(world: World, lowering: Lowering) -> dict[str, Any] | None:
 
 def _engine(world: World, engine: Engine) -> dict[str, Any]:
     runs = engine.phase in HAS_CHILD
+    waits = joined(no_room(world, engine) if engine.phase is Phase.RELEASING else ())
     return {
         "name": engine.name,
         "phase": engine.phase.value,
@@ -118,6 +121,8 @@ def _engine(world: World, engine: Engine) -> dict[str, Any]:
         "cause": engine.cause,
         "why": engine.why,
         "why_zh": engine.words.zh,
+        "waits": waits.en or None,      # for what its start waits; `cause` and `why` are of its last failure
+        "waits_zh": waits.zh or None,
         "metrics": _known(engine.metrics if runs else NO_PROCESS, _metrics),
         "tree": _tree(engine.tree) if engine.tree and runs else None,
         "growth": [_growth(growth) for growth in engine.growths] if runs else [],

@@ -169,7 +169,8 @@ function engineOf(engine, pending) {
       figure("waiting", metrics.waiting), figure("tokens", state.rates[engine.name]?.rate)),
     pending && h("p", { class: "waits" }, t("waits_start", { keys: pending.join(", ") })),
     engine.growth.filter((one) => one.leaks).map(leakOf),
-    engine.cause && h("p", { class: "why" }, h("b", null, named(engine.cause)), ` ${said_in(engine, "why")}`));
+    engine.cause && h("p", { class: "why" }, h("b", null, named(engine.cause)), ` ${said_in(engine, "why")}`),
+    engine.waits && h("p", { class: "waits" }, h("b", null, t("waits")), ` ${said_in(engine, "waits")}`));
 }
 
 // What grows until a limit, and what to do about it.
