@@ -90,7 +90,7 @@ class Follow:
             async with asyncio.timeout(tell_s):
                 reader, writer = await asyncio.open_unix_connection(self._control, limit=line_limit)
                 writer.write(b'{"verb":"route"}\n')
-            while line := await asyncio.wait_for(reader.readline(), silence_s):
+            while line := await self._line(reader):
                 if line.strip():
                     self.connected = self._take(line, "the daemon's route") or self.connected
         except (OSError, TimeoutError, ValueError):
@@ -100,6 +100,12 @@ class Follow:
             if writer is not None:
                 writer.transport.abort()
         return said
+
+    @staticmethod
+    async def _line(reader: asyncio.StreamReader) -> bytes:
+        """Not by wait_for: before Python 3.12 it loses a cancellation that meets a line, and the gateway never left."""
+        async with asyncio.timeout(silence_s):
+            return await reader.readline()
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Sends the daemon something without waiting for it; dropped where it does not listen."""
