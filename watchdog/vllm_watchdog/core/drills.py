@@ -81,7 +81,8 @@ class Fault:
     sandbox: bool = False
 
 
-ENDED = ("engine.exited", "engine.member_died")
+# A real API server that lost its core says so in its log, and may take seconds to leave.
+ENDED = ("engine.exited", "engine.member_died", "log.finding", "incident.opened")
 TOLD = ("incident.opened", "incident.worsened")
 
 
