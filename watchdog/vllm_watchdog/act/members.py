@@ -44,8 +44,8 @@ class Members:
             if pid in held:
                 fd, known = held[pid]
                 self._held[fd] = pid, max(known, name, key=len)     # it was seen before it had its whole name
-            elif len(held) < MOST and (fd := _member(pid, session)) is not None:
-                self._held[fd] = pid, name
+            elif len(held) < MOST and (new_fd := _member(pid, session)) is not None:
+                self._held[new_fd] = pid, name
 
     def died(self, ready: set[int]) -> tuple[tuple[int, str], ...]:
         """PID and title of those whose pidfds are `ready`, which it lets go of."""
