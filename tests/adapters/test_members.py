@@ -222,6 +222,7 @@ def test_a_process_that_gets_its_title_late_is_held_then(tree: Tree) -> None:
     assert len(held.fds) == 1
     held.learn(frozenset({(worker, "VLLM::Worker")}), tree.leader)
     assert len(held.fds) == 1, "held once"
+    held.learn(frozenset({(worker, WORKER[:15])}), tree.leader)
     tree.end("worker")
     until(lambda: not alive(worker))
     assert held.died(set(held.fds)) == ((worker, WORKER),)

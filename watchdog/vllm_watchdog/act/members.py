@@ -40,9 +40,12 @@ class Members:
         """Holds what is new in a sample, and lives in the session that the leader began."""
         new, self._seen = seen - self._seen, seen
         for pid, name in sorted(new):
-            held = {pid for pid, _ in self._held.values()}
-            if pid not in held and len(held) < MOST and (fd := _member(pid, session)) is not None:
-                self._held[fd] = pid, name
+            held = {pid: (fd, known) for fd, (pid, known) in self._held.items()}
+            if pid in held:
+                fd, known = held[pid]
+                self._held[fd] = pid, max(known, name, key=len)     # it was seen before it had its whole name
+            elif len(held) < MOST and (new_fd := _member(pid, session)) is not None:
+                self._held[new_fd] = pid, name
 
     def died(self, ready: set[int]) -> tuple[tuple[int, str], ...]:
         """PID and title of those whose pidfds are `ready`, which it lets go of."""

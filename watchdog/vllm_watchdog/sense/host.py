@@ -102,7 +102,8 @@ class HostSense:
         if used is None:
             return None
         kept = self._kept.setdefault(who, Kept())
-        if used.comm != kept.comm:      # vLLM names its processes while they come up
+        cut_short = len(used.comm) == 15 and kept.name == used.comm.decode(errors="replace")
+        if used.comm != kept.comm or cut_short:     # vLLM names its processes while they come up, comm first
             kept.comm, kept.name = used.comm, title(who.pid)
         row = Process(who.pid, kept.name, used.rss_bytes, kept.uss, self._cpu(kept, used.cpu_s), used.threads,
                       open_files(who.pid), file_limit(who.pid))
