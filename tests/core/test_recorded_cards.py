@@ -1,4 +1,5 @@
-"""What NVML told of two H200s (driver 580.159.04, vLLM 0.24.0), one sample a file, by the old count of used memory.
+"""What NVML told of H200s (driver 580.159.04, vLLM 0.24.0), one sample a file: `solo` by the new count of used memory,
+in which what the driver keeps for itself is left out, the others by the old one.
 
 Who a process is was read beside it; each rule that decides by the cards' memory is held against the figures.
 """
@@ -51,7 +52,8 @@ def core(pid: int, whose: str) -> Holder:
 def test_what_the_processes_hold_is_what_is_used_but_for_the_drivers_own(name: str) -> None:
     for card in recorded(name):
         named = sum(row.used_bytes or 0 for row in card.processes)
-        assert 614 <= (card.used_bytes - named) / 2**20 < 700
+        least, most = (0, 64) if name == "solo" else (614, 614 + 64)
+        assert least <= (card.used_bytes - named) / 2**20 < most
         assert card.bus_id and card.uuid.startswith("GPU-") and card.total_bytes == 143_771 << 20
 
 

@@ -26,8 +26,8 @@ def compare(host: Host, gpus: tuple[int, ...], name: str) -> None:
         theirs = [int(word) for word in smi("-i", str(gpu), "--query-gpu=memory.used,memory.total")[0].split(",")]
         apps = smi("-i", str(gpu), "--query-compute-apps=pid,used_memory")
         by_pid = dict(tuple(map(int, line.split(","))) for line in apps)
-        ours = [figure // MIB for figure in used(cards, gpu)]
-        mine = {pid: held // MIB for pid, held in held_by(cards, gpu).items() if held is not None}
+        ours = [round(figure / MIB) for figure in used(cards, gpu)]
+        mine = {pid: round(held / MIB) for pid, held in held_by(cards, gpu).items() if held is not None}
         host.row(f"GPU {gpu}: used, total; by process, MiB: {'equal' if (ours, mine) == (theirs, by_pid) else 'NOT EQUAL'}",
                  f"ours {ours} {mine}; nvidia-smi {theirs} {by_pid}")
 

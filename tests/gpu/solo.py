@@ -62,12 +62,20 @@ class Solo:
             host.row("hang: nothing of it left; memory back after",
                      f"{not any(map(psutil.pid_exists, members.values()))}; "
                      f"{seconds(host.meter.back_s(self.gpu, members.values(), began, before))}")
-            left = host.deadline - time.monotonic() - END_S
-            host.tried(lambda: host.row("hang: serves again after", f"{host.until(serving, left):.1f} s"), 1, "next start")
-            pause(1)
+            if again := self._awaited():
+                host.row("hang: serves again", again)
+                pause(1)
+                host.row("hang: the longest that an answer took", f"{clients.longest_s(began):.1f} s")
         aftermath(host, began, "hang")
-        host.row("hang: answers to the clients; the longest that one took",
-                 f"{clients.said()}; {clients.longest_s(began):.1f} s")
+        host.row("hang: answers to the clients", clients.said())
+
+    def _awaited(self) -> str:
+        """How long the next start took; empty where it does not fit into the seconds that are left."""
+        try:
+            return f"after {self.host.until(serving, self.host.deadline - time.monotonic() - END_S):.1f} s"
+        except TimeoutError:
+            self.host.row("hang: serves again", "not within the seconds that were left")
+            return ""
 
 
 STAGES = {"sampling": 10.0, "overhead": 60.0, "hang": HANG_S + END_S}
