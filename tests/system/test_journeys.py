@@ -71,7 +71,7 @@ def test_the_incident_folder_holds_what_the_night_shift_needs(host: Watchdog) ->
     folder = host.bundle(row)
     expected = {"README.md", "timeline.jsonl", "log-tail.txt", "gpu-processes.json", "ps.txt", "kernel.txt", "cgroup.txt",
                 "engine.json", "samples.csv"}
-    assert expected <= {path.name for path in folder.iterdir()}, host.said("evidence")
+    host.until(lambda: expected <= {path.name for path in folder.iterdir()}, "the page is written by a thread of its own")
     assert folder.stat().st_mode & 0o777 == 0o700
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
     page = (folder / "README.md").read_text("utf-8")
