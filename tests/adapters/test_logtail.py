@@ -307,6 +307,19 @@ def test_a_file_cut_short_is_read_from_its_start(desk: Desk) -> None:
     assert desk.classes() == ["engine_dead_v1"]
 
 
+def test_the_place_in_a_file_cut_short_is_kept_at_once(desk: Desk) -> None:
+    """A next daemon that went by the old one would skip what is new, once that is longer."""
+    tail = desk.follow()
+    desk.write(READY, CHATTER * 9)
+    until(lambda: tail._file.offset == desk.path.stat().st_size)
+    os.truncate(desk.path, 0)
+    desk.write(CHATTER)
+    until(lambda: json.loads(desk.place.read_text())["offset"] == len(CHATTER))
+    desk.write(CHATTER * 100)
+    desk.crash(tail)
+    assert json.loads(desk.place.read_text())["offset"] == len(CHATTER)     # the rest would be kept after SAVE_S
+
+
 def test_a_file_moved_away_is_read_to_its_end_and_then_its_successor(desk: Desk) -> None:
     desk.write(READY)
     tail = desk.follow()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import threading
 
 IN_MODIFY, IN_MOVE_SELF, IN_DELETE_SELF = 0x2, 0x800, 0x400     # inotify.h
 GATHER_S = 0.003    # an engine may write a thousand lines a second: they are read together
@@ -22,6 +23,7 @@ class Bell:
         self._rung = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._notices = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)       # -1: the user has too many
         self._watched, self._watch = 0, -1
+        self._lock = threading.Lock()       # nobody rings a descriptor that is somebody else's by now
         self._poll = select.poll()
         for fd in (self._rung, self._notices):
             if fd >= 0:
@@ -43,7 +45,9 @@ class Bell:
         return self.armed
 
     def ring(self) -> None:
-        os.eventfd_write(self._rung, 1)
+        with self._lock:
+            if self._rung >= 0:
+                os.eventfd_write(self._rung, 1)
 
     def wait(self, within_s: float) -> None:
         """Until it rings, or some GATHER_S after the first write."""
@@ -56,7 +60,8 @@ class Bell:
             os.eventfd_read(self._rung)
 
     def close(self) -> None:
-        for fd in (self._rung, self._notices):
-            if fd >= 0:
-                os.close(fd)
-        self._notices = self._watch = -1
+        with self._lock:
+            for fd in (self._rung, self._notices):
+                if fd >= 0:
+                    os.close(fd)
+            self._rung = self._notices = self._watch = -1

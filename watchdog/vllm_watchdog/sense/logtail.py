@@ -150,7 +150,10 @@ class LogTail:
 
     def _read(self) -> bool:
         """One block."""
+        at = self._file.offset
         block = self._file.read()
+        if self._file.offset < at + len(block):     # it began anew: by the place that is kept, what is new would be skipped
+            self._save_at = 0.0
         if not block:
             return False
         self._grew_at = self._clock()
