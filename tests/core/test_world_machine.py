@@ -500,7 +500,7 @@ class WorldMachine(RuleBasedStateMachine):
 
 
 TestWorldMachine = WorldMachine.TestCase
-TestWorldMachine.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestWorldMachine.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.slow
