@@ -125,6 +125,13 @@ def subreaper() -> Iterator[None]:
 # -- spawn
 
 
+def test_where_a_log_begins_is_noted_before_its_engine_can_write(bench: Bench) -> None:
+    bench.log.write_text("an older line\n")
+    noted: list[tuple[Mark, str]] = []
+    bench.up(begins=lambda mark: noted.append((mark, bench.text())))
+    assert noted == [(ONE, "an older line\n")]
+
+
 def test_a_launch_gets_its_own_group_mark_and_log(bench: Bench) -> None:
     bench.log.write_text("an older line\n")
     _, pid = bench.up()

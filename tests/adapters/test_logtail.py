@@ -9,8 +9,10 @@ import queue
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +94,23 @@ def settle(tail: LogTail) -> None:
     done.get(timeout=5)
 
 
+@contextmanager
+def held_up(tail: LogTail) -> Iterator[None]:
+    """Its thread hangs meanwhile, as on a slow disk."""
+    held, free = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        held.set()
+        free.wait(5)
+
+    tail._order(hang)
+    assert held.wait(5)
+    try:
+        yield
+    finally:
+        free.set()
+
+
 def until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 5
     while not holds():
@@ -142,11 +161,42 @@ def test_what_was_written_before_belongs_to_an_earlier_generation(desk: Desk) ->
     assert desk.rest(tail) == []
 
 
-def test_the_whole_file_is_read_where_that_is_asked(desk: Desk) -> None:
-    desk.write(READY, DEATH)
+@pytest.mark.parametrize("before", ["", READY + WORKER], ids=["no log yet", "an older generation's log"])
+def test_the_first_lines_of_a_generation_are_read_however_late_the_tail_gets_to_them(desk: Desk, before: str) -> None:
+    if before:
+        desk.write(before)
     tail = desk.tail()
-    tail.follow(ONE, from_start_of_file=True)
+    with held_up(tail):
+        tail.follow(ONE)
+        tail.begins(ONE)
+        desk.write(READY, DEATH)
     assert desk.classes() == ["engine_dead_v1"]
+    assert tail._scanner.lines == 2
+
+
+def test_a_tail_that_is_held_up_takes_no_line_of_the_next_generation_for_one_of_the_last(desk: Desk) -> None:
+    tail = desk.follow()
+    desk.write(READY)
+    with held_up(tail):
+        desk.write(DEATH)
+        tail.drain(ONE)
+        tail.follow(TWO)
+        tail.begins(TWO)
+        desk.write(READY, OOM)
+    read = [desk.read(), desk.read()]
+    assert [(event.mark, event.drained, [finding.class_ for finding in event.findings]) for event in read] == [
+        (ONE, True, ["engine_dead_v1"]), (TWO, False, ["oom_runtime"])]
+
+
+def test_a_log_that_was_moved_away_before_a_generation_began_is_read_anew(desk: Desk) -> None:
+    tail = desk.follow()
+    desk.write(READY, CHATTER)
+    desk.path.rename(desk.path.with_suffix(".old"))
+    tail.follow(TWO)
+    settle(tail)
+    tail.begins(TWO)
+    desk.write(READY, OOM)
+    assert desk.rest(tail, TWO) == ["oom_runtime"]
 
 
 def test_a_log_that_does_not_exist_yet_is_empty(desk: Desk) -> None:
@@ -521,7 +571,7 @@ def test_a_log_that_grows_faster_than_it_is_read_is_skipped_aloud(
 def test_the_drain_of_a_log_that_never_ends_ends(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logtail, "DRAIN_S", 0.1)
     tail = desk.follow()
-    monkeypatch.setattr(tail._file, "read", lambda: CHATTER.encode())
+    monkeypatch.setattr(tail._file, "read", lambda _: CHATTER.encode())
     began = time.monotonic()
     assert desk.rest(tail) == []
     assert time.monotonic() - began < 2

@@ -385,6 +385,19 @@ def test_an_open_incident_is_taken_over_and_ends_with_the_new_daemon() -> None:
     assert scene.alerts() == [("opened", "oom_runtime"), ("resolved", "oom_runtime")]
 
 
+def test_that_an_incident_opened_is_owed_again_by_the_next_daemon_but_is_no_news() -> None:
+    scene = Scene(plan(), 200.0, memory(incidents=(open_incident(),)), (survivor("primary#1"),))
+    assert [(alert.kind, alert.again) for alert in scene.all(c.Alert)] == [("opened", True)]
+
+
+def test_an_incident_that_got_worse_while_no_watchdog_ran_is_told_as_worse() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    scene.feed(e.LogRead(10.0, mark("primary#1"), (finding("shm_stall"),)))
+    after = reborn(scene, 20.0)
+    assert [(alert.kind, alert.again, alert.incident.class_) for alert in after.all(c.Alert)] == [
+        ("opened", True, "unexpected_exit"), ("worsened", False, "unexpected_exit")]
+
+
 def test_after_a_reboot_an_incident_is_dated_by_the_wall_clock() -> None:
     """Monotonic instants of the boot before would lie days in the future."""
     late = replace(open_incident(), opened_at=9e6, touched_at=9e6,

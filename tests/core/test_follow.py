@@ -709,6 +709,43 @@ def test_a_further_symptom_puts_the_end_off() -> None:
     assert not scene.world.incidents
 
 
+LAST_WORDS = (finding("engine_dead_v1"), finding("worker_died"))
+
+
+def worker_killed(scene: Scene) -> Scene:
+    """A worker of the primary is killed at 10, and the hot backup serves at once."""
+    scene.serve().serve("backup", 200)
+    scene.feed(e.MemberDied(10.0, M, 102, "VLLM::Worker_TP1"))
+    assert scene.world.services[0].side is Side.BACKUP
+    return scene
+
+
+def test_an_incident_stays_open_while_the_engine_that_failed_still_leaves() -> None:
+    scene = worker_killed(Scene(plan(standby=Standby.HOT)))
+    scene.at(20.0)              # its evidence was not ready
+    scene.at(22.0)              # it did not leave when it was asked
+    assert scene.phase() is Phase.KILLING
+    scene.at(45.0)
+    scene.feed(e.LogRead(46.0, M, LAST_WORDS))
+    scene.feed(e.Exited(47.0, M, -9))
+    scene.bury("primary", finding("nccl_timeout"))
+    scene.now = 48.0
+    scene.serve()
+    scene.at(76.9)
+    assert len(scene.world.incidents) == 1
+    scene.at(77.0)
+    assert scene.alerts() == [("opened", "worker_died"), ("resolved", "nccl_timeout")]
+
+
+def test_an_incident_ends_as_soon_as_an_engine_that_failed_is_gone_with_nothing_more_to_say() -> None:
+    scene = worker_killed(Scene(plan(standby=Standby.HOT, confirm_s=1.0)))
+    scene.at(12.0)
+    assert scene.world.incidents
+    scene.feed(e.Exited(13.0, M, -9))
+    scene.bury()
+    assert scene.alerts()[-1][0] == "resolved"
+
+
 def test_an_incident_of_a_held_service_stays_open() -> None:
     scene = Scene(plan(backup=False))
     scene.feed(e.Spawned(0.0, M, 100))

@@ -53,8 +53,8 @@ def become_subreaper() -> None:
 
 
 class Hands:
-    """The hands of one engine.  `make_room` frees some bytes of the log disk, and may block on it; `index` is given only by
-    tests that need a fake `/proc`."""
+    """The hands of one engine.  `begins` is called in their thread right before a spawn; `make_room` frees some bytes of the
+    log disk; both may block on it.  `index` is given only by tests that need a fake `/proc`."""
 
     def __init__(
         self,
@@ -67,11 +67,13 @@ class Hands:
         tidy_s: float = TIDY_S,
         groups: Groups | None = None,
         make_room: Callable[[int], None] = lambda _: None,
+        begins: Callable[[Mark], None] = lambda _: None,
     ) -> None:
         self.launch, self._instance, self._post, self._clock = launch, instance, post, clock
         self._groups = groups
         self._index = index or (MarkIndex(instance, inhabitants=groups.inhabitants) if groups else MarkIndex(instance))
         self._group_after_s, self._tidy_s, self._make_room = group_after_s, tidy_s, make_room
+        self._begins = begins
         self._inbox: queue.Queue[Spawn | Adopt | Term | Kill] = queue.Queue(BACKLOG)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
@@ -210,6 +212,7 @@ class Hands:
             self._refuse_a_double()
             self._refuse_a_taken_port()
             group = self._groups.create(mark, self.launch.memory_max) if self._groups else None
+            self._begins(mark)
             leader = spawn(self.launch, mark, self._instance, self._make_room, group.path if group else None,
                            self._take_step)
         except RefusedError as refused:

@@ -292,7 +292,7 @@ class Daemon:
     def _alert(self, command: c.Alert) -> None:
         incident = command.incident
         self.alerting.tell(command)
-        if command.kind != "resolved":      # which the core says itself
+        if command.kind != "resolved" and not command.again:      # the core says itself that it is over
             news = incident.failures[-1] if command.kind == "worsened" and incident.failures else incident
             self.say(f"incident.{command.kind}", incident=incident.id, urgency=incident.urgency, class_=news.class_,
                      text=incident.page or news.text,

@@ -53,7 +53,7 @@ class Engines:
 
     def _hands_of(self, launch: Launch) -> Hands:
         hands: Hands = self._part(Hands(launch, self._instance, self._heard, time.monotonic, groups=self._groups,
-                                        make_room=self._make_room))
+                                        make_room=self._make_room, begins=self._tails[launch.name].begins))
         return hands
 
     def _heard(self, event: Event) -> None:
@@ -78,11 +78,11 @@ class Engines:
         name = command.mark.engine
         if launch := self._newer(name):
             self.launches[name] = self._hands[name].launch = self._probes[name].launch = self._sleepers[name].launch = launch
-        self._tails[name].follow(command.mark, from_start_of_file=False)
+        self._tails[name].follow(command.mark)
         self._hands[name].do(command)
 
     def _adopt(self, command: c.Adopt) -> None:
-        self._tails[command.mark.engine].follow(command.mark, from_start_of_file=False)
+        self._tails[command.mark.engine].follow(command.mark)
         self._hands[command.mark.engine].adopt(command.mark, command.pid)
 
     def stage(self, name: str) -> str:

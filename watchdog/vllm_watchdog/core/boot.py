@@ -44,6 +44,7 @@ def booted(turn: Turn, event: Booted) -> None:
         supervised=event.supervised,
         restarts=tuple(at for wall in memory.restarts if (at := wall - event.wall_offset) > event.at - DAY_S),
     )
+    turn.taken_over = turn.world.incidents
     turn.say("daemon.started", engines=len(event.plan.engines), survivors=len(event.survivors), same_boot=same_boot)
     _forget(turn)
     _take_over(turn, event, running, {Mark(engine.name, engine.generation): engine for engine in memory.engines})

@@ -96,10 +96,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Tell people.  `kind`: opened, worsened, reminder, resolved, test.  Delivered at least once, by (incident id, kind)."""
+    """Tell people.  `kind`: opened, worsened, reminder, resolved, test.  Delivered at least once, by (incident id, kind).
+
+    `again`: an earlier daemon owed it, too, and may have ended before it was written down.
+    """
 
     kind: str
     incident: Incident
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

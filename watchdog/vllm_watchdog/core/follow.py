@@ -255,10 +255,13 @@ def _still_blind(turn: Turn, incident: Incident) -> bool:
     return incident.service == HOST and lost and isinstance(turn.world.gpus, Unknown)
 
 
-def _unlogged(turn: Turn, incident: Incident) -> bool:
-    """Nothing clears that but the end of the generation: it will never open its log again."""
-    return any(engine.unlogged and engine.phase in HAS_CHILD for engine in turn.world.engines
-               if turn.service_of(engine.name) == incident.service)
+UNREAD = gate.LEAVING | {Phase.SETTLING}     # of whom the log may still say something
+
+
+def _unfinished(engine: Engine) -> bool:
+    """Its failure is not over: it still leaves, and has last words to write.  Or its log is lost, which nothing clears but
+    the end of the generation: it will never open it again."""
+    return (engine.life.charged and engine.phase in UNREAD) or (engine.unlogged and engine.phase in HAS_CHILD)
 
 
 def _recovered(turn: Turn) -> None:
@@ -268,7 +271,8 @@ def _recovered(turn: Turn) -> None:
         if incident.wall_resolved is not None:
             continue
         left = any(watch.raised for watch in watches_of(turn.world, incident.service))
-        left = left or _still_blind(turn, incident) or _unlogged(turn, incident)
+        left = left or _still_blind(turn, incident) or any(
+            _unfinished(engine) for engine in turn.world.engines if turn.service_of(engine.name) == incident.service)
         since = incident.touched_at
         if incident.service != HOST:
             service = turn.world.service(incident.service)

@@ -40,6 +40,7 @@ class Turn:
         self.at = at
         self.world = replace(world, at=at)
         self.commands: list[Command] = []
+        self.taken_over: tuple[Incident, ...] = ()      # as an earlier daemon left them
 
     @property
     def wall(self) -> float:
@@ -293,10 +294,12 @@ class Turn:
 
     def flush(self) -> tuple[Command, ...]:
         """The commands of this turn, with the records and alerts that changed incidents owe."""
-        before = {incident.id: incident for incident in self._before.incidents}
+        before = {incident.id: incident for incident in (*self._before.incidents, *self.taken_over)}
         for incident in self.world.incidents:
             was = before.get(incident.id)
-            if was and incident == replace(was, touched_at=incident.touched_at):
+            if was in self.taken_over:
+                self.do(Alert("opened", incident, again=True))
+            elif was and incident == replace(was, touched_at=incident.touched_at):
                 continue
             self.do(Record(incident))
             for kind in incidents.owed(was, incident):

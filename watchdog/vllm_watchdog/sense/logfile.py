@@ -40,21 +40,21 @@ class LogFile:
         """The offset is one in a rotated copy."""
         return self._copy is not None
 
-    def read(self) -> bytes:
-        """The next block; empty at the end of what there is now."""
+    def read(self, most: int = BLOCK) -> bytes:
+        """The next block, of at most so many bytes; empty at the end of what there is now."""
         if self._copy is not None and (block := self._read_copy(self._copy)):
             return block
         if not self._opened() or self._fd is None:
             return b""
-        block = self._block(self._fd)
+        block = self._block(self._fd, most)
         if not block and self._renewed():
-            block = self._block(self._fd)
+            block = self._block(self._fd, most)
         self.offset += len(block)
         return block
 
-    def _block(self, fd: int) -> bytes:
+    def _block(self, fd: int, most: int = BLOCK) -> bytes:
         try:
-            return os.pread(fd, BLOCK, self.offset)
+            return os.pread(fd, min(most, BLOCK), self.offset)
         except OSError as error:
             self.trouble = error.strerror or type(error).__name__
             return b""

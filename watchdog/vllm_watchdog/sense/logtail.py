@@ -9,11 +9,10 @@ told again, none is lost.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,7 +25,8 @@ from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.core.signatures import Phase
 from vllm_watchdog.core.verdict import Finding, Reader, Stream
 from vllm_watchdog.sense.bell import Bell
-from vllm_watchdog.sense.logfile import LogFile
+from vllm_watchdog.sense.logfile import BLOCK, LogFile
+from vllm_watchdog.sense.place import Place, end_of, load, save
 from vllm_watchdog.sense.scan import Scanner
 
 LOOK_S = 0.2            # between looks at a quiet file where inotify does not tell
@@ -43,22 +43,6 @@ ROTATE_RETRY_S = 60.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """How far the log of one generation was read: whole lines only, up to `offset`."""
-
-    engine: str
-    generation: int
-    inode: int
-    offset: int
-    lines: int
-    phase: str
-
-    @property
-    def mark(self) -> Mark:
-        return Mark(self.engine, self.generation)
-
-
 class LogTail:
     """`path`: the engine's log; `offset_path`: where the place is kept; rotated at `rotate_bytes`, `keep` old ones."""
 
@@ -72,6 +56,7 @@ class LogTail:
         self._mark: Mark | None = None
         self._reader, self._scanner = Reader(Stream.ENGINE), Scanner()
         self._since = 0                 # where the followed generation begins, if it began while we looked
+        self._begun: Place | None = None    # where the newest one began, by the thread that started it
         self._partial = 0               # bytes read of a line that has no end yet
         self._pending: list[Finding] = []
         self._found_at = self._grew_at = self._rotate_at = self._save_at = 0.0
@@ -83,16 +68,22 @@ class LogTail:
         self._thread = threading.Thread(target=self._run, name=f"log-{engine}", daemon=True)
 
     def start(self) -> None:
-        self._saved = _load(self._place_path)
+        self._saved = load(self._place_path)
         self._thread.start()
 
-    def follow(self, mark: Mark, from_start_of_file: bool = False) -> None:
+    def follow(self, mark: Mark) -> None:
         """What is written from now on is this generation's; call it before the spawn.
 
-        Where a place is kept of this very generation (an adopted engine), reading goes on there.  Where none is,
-        `from_start_of_file` takes the whole file for its.
+        Where a place is kept of this very generation (an adopted engine), reading goes on there.
         """
-        self._order(partial(self._follow, mark, from_start_of_file))
+        self._order(partial(self._follow, mark))
+
+    def begins(self, mark: Mark) -> None:
+        """A followed generation is spawned in a moment: its log begins here, however late our own thread gets to it.
+
+        For the thread that spawns; blocks on local files.
+        """
+        self._begun = end_of(self._file.path, mark)
 
     def drain(self, mark: Mark) -> None:
         """The generation is dead: read to the end, tell what is left -> LogRead(drained=True)."""
@@ -151,7 +142,7 @@ class LogTail:
     def _read(self) -> bool:
         """One block."""
         at = self._file.offset
-        block = self._file.read()
+        block = self._file.read(self._left())
         if self._file.offset < at + len(block):     # it began anew: by the place that is kept, what is new would be skipped
             self._save_at = 0.0
         if not block:
@@ -162,6 +153,13 @@ class LogTail:
         for number, line in self._scanner.feed(block):
             self._feed(number, line)
         return True
+
+    def _left(self) -> int:
+        """Bytes until the next generation begins, if that has begun already."""
+        begun = self._begun
+        if begun is None or begun.mark == self._mark or begun.inode != self._file.inode or self._file.rotating:
+            return BLOCK
+        return max(0, begun.offset - self._file.offset)
 
     def _feed(self, number: int, line: str) -> None:
         self.stage = stage_of(line) or self.stage
@@ -184,33 +182,29 @@ class LogTail:
 
     # -- orders
 
-    def _follow(self, mark: Mark, from_start_of_file: bool) -> None:
+    def _follow(self, mark: Mark) -> None:
         if mark == self._mark:
             return
         if self._mark:
             self._read_to_end()
             self._tell()
-        self._begin(mark, self._saved if self._saved and self._saved.mark == mark else None, from_start_of_file)
+        end = end_of(self._file.path, mark)     # first: if it begins only now, it does so here, or after
+        self._begin(next((place for place in (self._begun, self._saved) if place and place.mark == mark), end))
 
-    def _begin(self, mark: Mark, place: Place | None, from_start_of_file: bool) -> None:
-        self._mark, self._scanner, self._partial, self.stage = mark, Scanner(), 0, ""
-        self._reader = Reader(Stream.ENGINE, Phase(place.phase) if place else Phase.UNKNOWN)
-        if place:
-            self._scanner.lines = place.lines
-            # Another inode, or a file that is shorter: it was rotated meanwhile, so all that is there is new.
-            known = place.inode == self._file.inode and place.offset <= self._file.size
-            self._file.offset = place.offset if known else 0
-        elif from_start_of_file:
-            self._file.offset = 0
-        else:
-            self._file.skip_to_end()
-            self._reader.started()
-        self._since = 0 if place else self._file.offset
+    def _begin(self, place: Place) -> None:
+        self._mark, self._scanner, self._partial, self.stage = place.mark, Scanner(), 0, ""
+        self._reader = Reader(Stream.ENGINE, Phase(place.phase))
+        self._scanner.lines = place.lines
+        self._file.close()      # the path may lead to another file by now
+        # Another inode, or a file that is shorter: it was rotated meanwhile, so all that is there is new.
+        known = place.inode == self._file.inode and place.offset <= self._file.size
+        self._file.offset = place.offset if known else 0
+        self._since = 0 if place is self._saved else self._file.offset
         self._save()
 
     def _drain(self, mark: Mark) -> None:
         if mark != self._mark and self._saved and self._saved.mark == mark:
-            self._begin(mark, self._saved, False)
+            self._begin(self._saved)
         if mark != self._mark:
             self._post(LogRead(self._clock(), mark, (), True))     # nothing was ever read of it
             return
@@ -263,7 +257,6 @@ class LogTail:
     # -- the place
 
     def _save(self) -> None:
-        """Atomic; not flushed to the disk, since a crash of the host ends the engine, too."""
         self._save_at = self._clock() + SAVE_S
         if self._mark is None or self._file.rotating:
             return
@@ -273,21 +266,9 @@ class LogTail:
         )
         if place == self._saved:
             return
-        fresh = self._place_path.with_name(f".{self._place_path.name}.new")
         try:
-            fresh.write_text(json.dumps(asdict(place)))
-            fresh.replace(self._place_path)
+            save(place, self._place_path)
         except OSError as error:
             log.warning("log.place_not_saved path=%s error=%s", self._place_path, error.strerror)
             return
         self._saved = place
-
-
-def _load(path: Path) -> Place | None:
-    """None where nothing readable was kept."""
-    try:
-        place = Place(**json.loads(path.read_text()))
-        Phase(place.phase)
-    except (OSError, ValueError, TypeError):
-        return None
-    return place
