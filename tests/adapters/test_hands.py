@@ -18,8 +18,9 @@ import pytest
 
 from vllm_watchdog import proc
 from vllm_watchdog.act import leader
-from vllm_watchdog.act.hands import Hands, become_subreaper
+from vllm_watchdog.act.hands import Hands
 from vllm_watchdog.act.leader import environment
+from vllm_watchdog.app.process import become_subreaper
 from vllm_watchdog.cgroup import Groups
 from vllm_watchdog.core.commands import Kill, Spawn, Term
 from vllm_watchdog.core.events import Emptied, Event, Exited, Spawned, SpawnFailed

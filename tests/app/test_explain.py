@@ -107,7 +107,7 @@ def test_without_a_rule_the_model_decides_and_a_long_prompt_is_said_to_be_refuse
     assert "service short: no rule matches, it is the first\n  engines: short (backup: short-b)\n" in said.out
     too_long = explain("--model", "m", "--tokens", "200000")
     assert too_long.code == 1
-    assert "  limit: 128000 prompt tokens, 72000 fewer than this has\n" in too_long.out
+    assert "  limit: 128000 prompt tokens, 72000 fewer than this has, so it is refused\n" in too_long.out
 
 
 def test_a_prompt_that_is_cut_is_said_to_be(here: Path) -> None:

@@ -78,7 +78,8 @@ def _sources(path: Path | None, environ: Mapping[str, str], secrets: Path | None
     except FileNotFoundError:
         raise ConfigError([f"{origin}: the current directory is gone, expected one that exists"]) from None
     if not found and not any(source.tree for source in sources):
-        raise ConfigError([f"{origin}: not there, nor is {SEARCHED[1]}, expected one of them, or --config PATH"])
+        raise ConfigError([f"{origin}: not there, nor is {SEARCHED[1]}, expected one of them "
+                           "(a copy of config.example.toml), or --config PATH"])
     return sources
 
 

@@ -9,7 +9,6 @@ process of another one of the same engine lives.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import select
@@ -36,20 +35,6 @@ TOGETHER_S = 0.02  # a signal to a whole group reaches one process after another
 SEEN_S = 1.0  # how long a walk that has shown nothing of an engine is believed: only its hands start any of it
 TIDY_S = 5.0  # how often orphans that ended under us are reaped
 BACKLOG = 64  # the policy has at most a few commands in flight; more is a bug
-PR_SET_CHILD_SUBREAPER = 36  # prctl.h
-PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
-
-
-def keep_capabilities() -> None:
-    """What systemd lends us (CAP_SYSLOG, for the kernel log) is not handed on to engines.  Before any thread starts."""
-    ctypes.CDLL(None).prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-
-
-def become_subreaper() -> None:
-    """Orphans of our engines come to us rather than to init.  Raises OSError where the kernel refuses."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 class Hands:

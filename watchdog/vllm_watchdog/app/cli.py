@@ -71,22 +71,24 @@ def _parser() -> argparse.ArgumentParser:
     shape.add_argument("--json", action="store_true", help="the whole report, as docs/status.md describes it")
     shape.add_argument("--watch", action="store_true", help="again each second, until Ctrl-C")
     listing = add("incidents", commands.incidents, "the history of incidents, or one of them")
-    listing.add_argument("id", nargs="?")
-    listing.add_argument("--json", action="store_true")
-    listing.add_argument("--limit", type=_count, default=20, metavar="N")
+    listing.add_argument("id", nargs="?", metavar="ID", help="all that is known of this one")
+    listing.add_argument("--json", action="store_true", help="the records as they are")
+    listing.add_argument("--limit", type=_count, default=20, metavar="N", help="the newest N (default: 20)")
     logs = add("logs", commands.logs, "an engine's log with the findings marked")
-    logs.add_argument("engine")
+    logs.add_argument("engine", metavar="ENGINE")
     events = add("events", commands.events, "the journal in words")
     events.add_argument("--json", action="store_true", help="its lines as they are")
     for one in (logs, events):
-        one.add_argument("-f", "--follow", action="store_true")
-        one.add_argument("-n", "--lines", type=_count, default=50, metavar="N")
+        one.add_argument("-f", "--follow", action="store_true", help="and what comes, until Ctrl-C")
+        one.add_argument("-n", "--lines", type=_count, default=50, metavar="N", help="the last N lines (default: 50)")
     snapshot = add("snapshot", commands.operate, "write an evidence bundle now")
-    snapshot.add_argument("engine", nargs="?")
-    snapshot.add_argument("--reason", default="", metavar="TEXT")
-    add("restart", commands.operate, "stop and start an engine; its failures are forgiven").add_argument("engine")
+    snapshot.add_argument("engine", nargs="?", metavar="ENGINE", help="default: each that is in service")
+    snapshot.add_argument("--reason", default="", metavar="TEXT", help="stands in the bundle")
+    add("restart", commands.operate, "stop and start an engine; its failures are forgiven").add_argument(
+        "engine", metavar="ENGINE")
     for name, text in (("failover", "let the backup serve"), ("failback", "let the primary serve again")):
-        add(name, commands.operate, text).add_argument("engine", nargs="?")
+        add(name, commands.operate, text).add_argument(
+            "engine", nargs="?", metavar="ENGINE", help="of this one's service; default: of every one that has a backup")
     add("pause", commands.operate, "stop automatic actions, not watching")
     add("resume", commands.operate, "automatic actions again")
     add("reload", commands.operate,
@@ -94,11 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     add("handover", commands.operate, "leave the engines as they are to the next daemon, which systemd starts")
     alert = add("alert", commands.alert_test, "send a test message and print the receiver's answer")
     alert.add_argument("test", choices=["test"])
-    alert.add_argument("channel", nargs="?")
+    alert.add_argument("channel", nargs="?", metavar="CHANNEL", help="default: all of them")
     classify = add(
         "classify", commands.classify, "read any vLLM log and print the verdict with the lines that prove it", False)
     classify.add_argument("files", nargs="+", metavar="FILE")
-    classify.add_argument("--json", action="store_true")
+    classify.add_argument("--json", action="store_true", help="one object a file, a line each")
     add("replay", commands.replay, "fold a recorded journal again; print the first difference", False).add_argument(
         "journal", nargs="+", metavar="JOURNAL")
     add("completion", _completion, "print the shell's completion: llm-watchdog completion bash > FILE", False).add_argument(

@@ -134,6 +134,8 @@ def replay(options: argparse.Namespace) -> int:
         return fail(f"{error.filename}: {error.strerror}")
     except ValueError as error:
         return fail(f"{options.journal[-1]}: {error}")
+    if not done.events:
+        return fail(f"{options.journal[-1]}: no daemon begins in it, expected a journal")
     if done.difference is None:
         print(f"{done.events} events, {done.decisions} decisions: the same")
         return 0

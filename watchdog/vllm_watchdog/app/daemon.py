@@ -5,24 +5,18 @@ The only file that knows every module.  What blocks runs in the adapters' own th
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
-import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm_watchdog import __version__
 from vllm_watchdog.act.evidence import Evidence
-from vllm_watchdog.act.hands import become_subreaper, keep_capabilities
 from vllm_watchdog.act.retention import Retention
 from vllm_watchdog.act.survey import survey
 from vllm_watchdog.app.alerting import Alerting
@@ -34,6 +28,7 @@ from vllm_watchdog.app.engines import Engines
 from vllm_watchdog.app.gateway_link import GatewayLink, heard
 from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
 from vllm_watchdog.app.malloc import keep_little
+from vllm_watchdog.app.process import become_subreaper, crash, keep_capabilities, listen_to_signals, settle_memory
 from vllm_watchdog.app.recall import recalled
 from vllm_watchdog.app.reload import Reload, rules_hold
 from vllm_watchdog.app.samples import Sampler
@@ -67,7 +62,6 @@ if TYPE_CHECKING:
 GPU_SILENT_PERIODS = 3
 EVIDENCE_FLOOR = 0.25       # of disk_free_gib: what is left then is for the journal and the engines' logs
 WRITTEN_S = 5.0             # the state waits this long for the alerts that it owes to be on disk
-EX_SOFTWARE = 70            # sysexits.h
 FIRST_S = 3.0               # from the first listener to the first world takes milliseconds
 SWITCH_S = 0.0005           # Python's 5 ms, once a system call, would make a busy thread cost an engine's start 0.1 s
 LEAVE_S = 5.0               # to write the last lines down when everything has stopped
@@ -76,14 +70,6 @@ LEAVE_S = 5.0               # to write the last lines down when everything has s
 class Part(Protocol):
     def start(self) -> None: ...
     def stop(self, deadline_s: float) -> Any: ...
-
-
-def settle_memory() -> None:
-    """What was imported stays, so the garbage collector need not look at it again (30 ms each time); what the imports left
-    free goes back to the kernel."""
-    gc.collect()
-    gc.freeze()
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 class Daemon:
@@ -206,7 +192,7 @@ class Daemon:
     def run(self) -> int:
         """Until everything is stopped.  Raises Busy, ControlError, OSError when it can't even begin."""
         daemon = self.settings.daemon
-        self._listen_to_signals()       # before there is anything that a stop would have to undo
+        listen_to_signals(self._stop_asked, self.reload)     # before there is anything that a stop would have to undo
         lock = Lock.acquire(daemon.state_dir / "lock")
         try:
             sys.setswitchinterval(SWITCH_S)
@@ -221,7 +207,7 @@ class Daemon:
                 supervised=self.notifier.address is not None,
             )
             self.reload.adopt(booted.survivors)
-            threading.excepthook = self._crash
+            threading.excepthook = crash
             settle_memory()
             for part in self._parts:
                 part.start()
@@ -234,21 +220,8 @@ class Daemon:
             lock.release()
         return 0
 
-    def _crash(self, what: threading.ExceptHookArgs) -> None:
-        """A bug in an adapter's thread ends the daemon, as one in the loop does: systemd starts the next, which adopts."""
-        traceback.print_exception(what.exc_type, what.exc_value, what.exc_traceback)
-        os._exit(EX_SOFTWARE)
-
-    def _listen_to_signals(self) -> None:
-        def ask(number: int, _: FrameType | None) -> None:
-            self.inbox.put(StopAsked(time.monotonic(), signal.Signals(number).name))     # SimpleQueue.put is reentrant
-
-        def again(*_: object) -> None:
-            threading.Thread(target=self.reload, name="reload", daemon=True).start()
-
-        signal.signal(signal.SIGTERM, ask)
-        signal.signal(signal.SIGINT, ask)
-        signal.signal(signal.SIGHUP, again)
+    def _stop_asked(self, by: str) -> None:
+        self.inbox.put(StopAsked(time.monotonic(), by))     # SimpleQueue.put is reentrant, so a signal's handler may
 
     # -- what the loop hands out
 

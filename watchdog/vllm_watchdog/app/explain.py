@@ -164,8 +164,8 @@ class Explained:
         verdict = allowed.verdict(ask, service.prompt.over)
         if verdict is Verdict.FITS:
             return f"{said}, {allowed.longest - ask.longest} more than this has", False
-        cut = ", so it is cut" if verdict is Verdict.CUT else ""
-        return f"{said}, {ask.longest - allowed.longest} fewer than this has{cut}", verdict is Verdict.TOO_LONG
+        fate = "cut" if verdict is Verdict.CUT else "refused"
+        return f"{said}, {ask.longest - allowed.longest} fewer than this has, so it is {fate}", verdict is Verdict.TOO_LONG
 
 
 def _allowed(service: Service) -> Budget:

@@ -1,4 +1,4 @@
-"""One event's worth of change: collects the next world and the commands while `advance` works, and is then forgotten.
+"""One event's worth of change: `advance` works on it, takes its world and commands, and forgets it.
 
 It is where decisions of the policy become commands, and where a failure becomes part of an incident.
 """
@@ -8,22 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
-from typing import Any
 
-from vllm_watchdog.core import causes, incidents, policy, reasons, repeats, story
+from vllm_watchdog.core import causes, incidents, policy, reasons, repeats
 from vllm_watchdog.core.blame import specificity
-from vllm_watchdog.core.catalog import Text, Words, both
-from vllm_watchdog.core.changed import changed
-from vllm_watchdog.core.commands import Alert, Command, Drain, Dump, Kill, Record, SampleGpus, Say, Sleep, Spawn, Term, Wake
+from vllm_watchdog.core.catalog import Words
+from vllm_watchdog.core.commands import Drain, Dump, Kill, SampleGpus, Sleep, Spawn, Term, Wake
+from vllm_watchdog.core.draft import Draft
 from vllm_watchdog.core.failures import Failure
-from vllm_watchdog.core.incidents import Flight, Incident, Need, Urgency
-from vllm_watchdog.core.levels import levels_of
+from vllm_watchdog.core.incidents import Incident, Need, Urgency
 from vllm_watchdog.core.liveness import Pulse
 from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.policy import Do, Phase, Sign
 from vllm_watchdog.core.reload import settled
 from vllm_watchdog.core.verdict import Finding
-from vllm_watchdog.core.world import NOT_YET, Engine, World
+from vllm_watchdog.core.world import NOT_YET, Engine
 
 HOST = incidents.HOST
 BUNDLE_S = 10.0     # a bundle is as finished as it is by then
@@ -34,38 +32,7 @@ HANG = "engine_hang"
 DOWN = "engine_down"    # of a service, so it does not end with a process
 
 
-class Turn:
-    def __init__(self, world: World, at: float) -> None:
-        self._before = world
-        self.at = at
-        self.world = replace(world, at=at)
-        self.commands: list[Command] = []
-        self.taken_over: tuple[Incident, ...] = ()      # as an earlier daemon left them
-
-    @property
-    def wall(self) -> float:
-        return self.at + self.world.wall_offset
-
-    def do(self, command: Command) -> None:
-        self.commands.append(command)
-
-    def say(self, name: str, **fields: Any) -> None:
-        """A Text is said in English, and beside it (`x_zh`) in Chinese."""
-        texts = {key: value for key, value in fields.items() if isinstance(value, Text)}
-        fields |= {key: text.en for key, text in texts.items()} | {
-            f"{key}_zh": text.own_zh for key, text in texts.items()}
-        self.do(Say(name, tuple((key, str(value)) for key, value in fields.items() if value not in ("", None))))
-
-    def change(self, name: str, **facts: Any) -> Engine:
-        engine = changed(self.world.engine(name), **facts)
-        self.world = self.world.with_engine(engine)
-        return engine
-
-    def explain(self, name: str, class_: str, words: Words) -> Engine:
-        """Of what this generation failed, and the sentence that proves it."""
-        text = both(words)
-        return self.change(name, cause=class_, why=text.en, why_zh=text.own_zh)
-
+class Turn(Draft):
     # -- the policy
 
     def sign(self, name: str, sign: Sign, doom: str = "") -> None:
@@ -183,10 +150,7 @@ class Turn:
         self.world = replace(self.world, watches=watches)
         self.send(Drain, name)
 
-    # -- incidents
-
-    def service_of(self, name: str) -> str:
-        return HOST if name == HOST else self.world.plan.service_of(name)
+    # -- failures
 
     def blame(self, name: str) -> Incident:
         """The failure of this generation joins, or opens, the service's incident."""
@@ -220,48 +184,6 @@ class Turn:
         if service.wanted == engine.name:
             self.world = self.world.with_service(replace(service, excused_until=-inf))
 
-    def symptom(self, name: str, class_: str, urgency: Urgency, text: Words, findings: tuple[Finding, ...] = ()) -> Incident:
-        """A symptom of an engine, or of the host, joins or opens the incident of its service."""
-        service = self.service_of(name)
-        engine = None if name == HOST else self.world.engine(name)
-        known = self.world.incident(service)
-        if known is None:
-            incident = incidents.opened(service, name, engine.generation if engine else 0, class_, urgency, text,
-                                        self.at, self.wall)
-            incident = replace(incident, unserved=engine is not None and not self.world.service(name).served)
-        else:
-            incident = incidents.joined(known, class_, urgency, text, self.at)
-        if known is None or (incident.class_ != known.class_ and engine and engine.phase in policy.ALIVE):
-            incident = self.measured(incident, engine)
-        incident = incidents.proved(incident, findings)
-        self.world = self.world.with_incident(incident)
-        return incident
-
-    def measured(self, incident: Incident, engine: Engine | None) -> Incident:
-        """With the memory of this moment: of a dead engine the samples would show what it has given back."""
-        incident = replace(incident, levels=levels_of(self.world, engine))
-        return replace(incident, args=engine.plan.args, port=engine.plan.port) if engine else incident
-
-    def amend(self, name: str, change: Callable[[Incident], Incident]) -> None:
-        """The service's incident as `change` makes it, if one is open."""
-        incident = self.world.incident(self.service_of(name))
-        if incident is not None:
-            self.world = self.world.with_incident(change(incident))
-
-    def note(self, name: str, what: str, text: Words, **facts: str) -> None:
-        """A line in the timeline of the service's incident, if one is open."""
-        self.amend(name, lambda incident: incidents.noted(incident, self.at, what, text, **facts))
-
-    def flown(self, name: str, flight: Flight) -> None:
-        """The requests of a death, into the open incident."""
-        self.note(name, "in flight", story.flight_of(flight))
-        self.amend(name, lambda incident: incidents.flown(incident, flight))
-
-    def cleared(self, name: str, text: Words) -> None:
-        """A symptom has ended: its incident is calm from now on."""
-        self.note(name, "cleared", text)
-        self.amend(name, lambda incident: replace(incident, touched_at=self.at))
-
     def fault(self, name: str, class_: str, text: Words, findings: tuple[Finding, ...] = (), doom: bool = False) -> None:
         """A failure of the running generation that waiting does not mend.
 
@@ -291,23 +213,6 @@ class Turn:
             self.change(name, life=policy.remember(self.world.engine(name).life, event, engine.plan.limits))
         if news:
             self.note(name, "paused", filled(causes.LEFT_ALONE, engine=name), engine=name)
-
-    def flush(self) -> tuple[Command, ...]:
-        """The commands of this turn, with the records and alerts that changed incidents owe."""
-        before = {incident.id: incident for incident in (*self._before.incidents, *self.taken_over)}
-        for incident in self.world.incidents:
-            was = before.get(incident.id)
-            if was in self.taken_over:
-                self.do(Alert("opened", incident, again=True))
-            elif was and incident == replace(was, touched_at=incident.touched_at):
-                continue
-            self.do(Record(incident))
-            for kind in incidents.owed(was, incident):
-                self.do(Alert(kind, incident))
-        still_open = tuple(incident for incident in self.world.incidents if incident.wall_resolved is None)
-        self.world = changed(self.world, incidents=still_open)
-        return tuple(self.commands)
-
 
 # Changes of phase that are deeds of ours, as the timeline calls them.
 DEEDS = {

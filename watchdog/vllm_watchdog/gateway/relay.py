@@ -14,14 +14,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from enum import StrEnum, auto
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from vllm_watchdog.gateway import errors
-from vllm_watchdog.gateway.ask import Ask
 from vllm_watchdog.gateway.heads import SWITCHING, RequestHead, ResponseHead, encode_request
 from vllm_watchdog.gateway.last_words import Answer, broken_statuses, hung_up_s, of_status_s, patience_s
 from vllm_watchdog.gateway.reply import Reply
+from vllm_watchdog.gateway.request import Request
 from vllm_watchdog.gateway.routes import Kind
 from vllm_watchdog.gateway.seats import NO_SEAT, Claim
 
@@ -44,47 +43,27 @@ class Phase(StrEnum):
     DONE = auto()
 
 
-class Exchange:
-    """`body` None: it is streamed, or no longer needed.  `gap_at`: since when it has waited for an engine.
-    `ask`: a generation's.  `reached`: the engine may have seen it, so it may be why the engine died."""
+class Exchange(Request):
+    """`gap_at`: since when it has waited for an engine.  `reached`: the engine may have seen it, so may have died of it."""
 
-    __slots__ = ("_answer", "_digest", "_gate", "_reply", "_resent", "_task", "_timer", "_upstream", "alone", "ask", "at",
-                 "body", "claim", "deaths", "down", "gap_at", "head", "id", "kind", "line", "phase", "reached", "sent_at",
-                 "size", "station")
+    __slots__ = ("_answer", "_gate", "_reply", "_resent", "_task", "_timer", "_upstream", "claim", "down", "gap_at",
+                 "line", "phase", "reached", "sent_at", "station")
 
     def __init__(self, gate: Dispatcher, down: Downstream, head: RequestHead, kind: Kind, id_: int) -> None:
-        self._gate, self.down, self.head, self.kind, self.id = gate, down, head, kind, id_
+        super().__init__(head, kind, id_, gate.now())
+        self._gate, self.down = gate, down
         self._reply = Reply(gate.plan, gate.loop, down, head)
-        self.at = gate.now()
         self.phase = Phase.READING
-        self.body: bytes | None = None
-        self.size, self.deaths, self._resent = 0, 0, 0
-        self.alone, self.reached = False, False
+        self._resent, self.reached = 0, False
         self.gap_at: float | None = None
         self.line: Line | None = None
         self.station: Station | None = None
-        self.ask: Ask | None = None
         self.claim: Claim = NO_SEAT
         self.sent_at = 0.0
-        self._digest = ""
         self._upstream: Upstream | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._answer = Answer()
-
-    @property
-    def repeatable(self) -> bool:
-        return self.kind is not Kind.OTHER and not self.head.no_replay
-
-    @property
-    def digest(self) -> str:
-        self.remember_digest()
-        return self._digest
-
-    def remember_digest(self) -> None:
-        """Of the body, before it is dropped."""
-        if not self._digest and self.body is not None:
-            self._digest = blake2b(self.body, digest_size=16).hexdigest()
 
     # -- towards the engine
 
