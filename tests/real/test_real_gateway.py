@@ -105,7 +105,6 @@ SAME: dict[str, tuple[int, bytes]] = {
     "tokenize": (200, ask("POST", "/tokenize", {"model": "tiny", "prompt": "abc"})),
     "detokenize": (200, ask("POST", "/detokenize", {"model": "tiny", "tokens": [70, 71]})),
     "API description": (200, ask("GET", "/openapi.json")),
-    "a prompt that is too long": (400, ask("POST", "/v1/completions", PROMPT | {"prompt": "a" * (CONTEXT + 1)})),
     "a value out of range": (400, ask("POST", "/v1/chat/completions", CHAT | {"temperature": -1})),
     "JSON that is none": (400, ask("POST", "/v1/chat/completions", b'{"model": "tiny",')),
     "a missing field": (400, ask("POST", "/v1/chat/completions", {"model": "tiny"})),
@@ -126,6 +125,18 @@ def test_an_answer_is_the_engines_byte_for_byte(host: RealWatchdog, url: str, wh
             break
     assert passed_on == direct
     assert direct.startswith(b"HTTP/1.1 %d " % status), direct[:300]
+
+
+def test_a_prompt_that_is_too_long_is_refused_as_the_engine_would_before_it_has_it(host: RealWatchdog, url: str) -> None:
+    request = ask("POST", "/v1/completions", PROMPT | {"prompt": "a" * (CONTEXT + 1)})
+    ports = (host.engines["primary"]["port"], int(url.rsplit(":", 1)[1]))
+    direct, ours = (exchanged(port, request) for port in ports)
+    assert direct.startswith(b"HTTP/1.1 400 ") and ours.startswith(b"HTTP/1.1 400 ")
+    theirs, said = (json.loads(answer.partition(b"\r\n\r\n")[2])["error"] for answer in (direct, ours))
+    assert str(CONTEXT) in theirs["message"]
+    assert said["code"] == "context_length_exceeded" and said["param"] == "prompt"
+    tokens, limit = map(int, re.findall(r"\d+", said["message"]))
+    assert tokens > limit >= CONTEXT - 1
 
 
 def test_the_openai_client_works_unchanged(vllm: Vllm, url: str, figures: Figures) -> None:
