@@ -58,6 +58,17 @@ def test_an_engine_that_died_while_no_daemon_lived_is_cleaned_up_and_replaced(ma
     assert any(line["engine"] == "one#1" for line in watchdog.said("engine.stray"))
 
 
+def test_an_open_incident_goes_on_and_is_not_said_to_open_again(make: Make) -> None:
+    watchdog = make({"one": engine(args={"no-such-flag": True})}).start()
+    watchdog.in_phase("one", "held")
+    watchdog.until(lambda: watchdog.said("incident.opened"), "not told")
+    watchdog.kill()
+    watchdog.start()
+    watchdog.in_phase("one", "held")
+    assert len(watchdog.said("daemon.started")) == 2 and len(watchdog.said("incident.opened")) == 1
+    assert len(watchdog.ask("incidents")["incidents"]) == 1
+
+
 def test_an_engine_that_is_configured_no_more_is_gone_before_another_starts(make: Make) -> None:
     watchdog = make({"old": engine()}).start()
     watchdog.serving("old")
