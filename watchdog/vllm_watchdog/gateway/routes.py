@@ -116,7 +116,8 @@ def model_of(body: bytes) -> str | None:
 
     Inside a JSON string the quotes are escaped, so a prompt can't pretend to be the key.
     """
-    found: set[bytes] = set(MODEL.findall(body))
+    once = body.count(b'"model"') == 1
+    found: set[bytes] = {match[1]} if once and (match := MODEL.search(body)) else set(MODEL.findall(body))
     if len(found) == 1 and not any(b"\\" in only for only in found):
         return str(found.pop(), "utf-8", "replace")
     if not found or len(body) > PARSE_LIMIT:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from vllm_watchdog.gateway.dispatch import Dispatcher
 
 UNTOLD = PromptPlan()
+UNKNOWN = Engine()
+NO_BUDGET = (None, None, Budget())
 SIZED = frozenset({         # one prompt, or several that are each on their own; not files, nor texts in pairs
     "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/pooling", "/classify",
 })
@@ -39,17 +41,19 @@ class Sizing:
         self._gate = gate
         self._counter = Counter(gate.spawn)
         self._engines: dict[Target, Engine] = {}
+        self._budgets: dict[str, tuple[PromptPlan | None, Engine | None, Budget]] = {}      # as last asked for
 
     # -- what engines take
 
     def follow(self, services: Iterable[Service]) -> None:
         """The route's engines: those that are new are asked, those that left are forgotten."""
         known, self._engines = self._engines, {}
+        self._budgets.clear()
         for service in services:
             target = service.serving
             if target is None or service.prompt == UNTOLD:
                 continue
-            engine = known.get(target, Engine())
+            engine = known.get(target, UNKNOWN)
             self._engines[target] = replace(engine, vram_free=_more(engine.vram_free, service.vram_free))
             if target not in known:
                 self._gate.spawn(self._learn(target, service.prompt))
@@ -70,12 +74,16 @@ class Sizing:
                 return
 
     def kv_tokens(self, target: Target) -> int | None:
-        return self._engines.get(target, Engine()).kv_tokens
+        return self._engines.get(target, UNKNOWN).kv_tokens
 
     def budget(self, service: Service) -> Budget:
         """Nothing is known, nothing is limited."""
-        engine = self._engines.get(service.serving, Engine()) if service.serving is not None else Engine()
-        return budget(service.prompt, engine)
+        engine = self._engines.get(service.serving, UNKNOWN) if service.serving is not None else UNKNOWN
+        plan, known, allowed = self._budgets.get(service.name, NO_BUDGET)
+        if plan is not service.prompt or known is not engine:
+            allowed = budget(service.prompt, engine)
+            self._budgets[service.name] = (service.prompt, engine, allowed)
+        return allowed
 
     # -- one request
 

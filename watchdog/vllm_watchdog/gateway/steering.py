@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm_watchdog.gateway import errors
-from vllm_watchdog.gateway.ask import Ask, secret
+from vllm_watchdog.gateway.ask import Ask, key_in
 from vllm_watchdog.gateway.heads import header
 from vllm_watchdog.gateway.lines import Line
 from vllm_watchdog.gateway.relay import Exchange
 from vllm_watchdog.gateway.routes import Service, model_of
 from vllm_watchdog.gateway.rules import Choice, choose
-from vllm_watchdog.gateway_rules import WhenDown, key_of
+from vllm_watchdog.gateway_rules import WhenDown
 
 if TYPE_CHECKING:
     from vllm_watchdog.gateway.dispatch import Dispatcher
@@ -54,7 +54,7 @@ class Steering:
         """What isn't for the model has no prompt."""
         head, ask = exchange.head, exchange.ask
         if ask is None:
-            return Ask(head.path, key_of(secret(head)), model_of(exchange.body or b""), 0, tokens=0)
+            return Ask(head.path, key_in(head), model_of(exchange.body or b""), 0, tokens=0)
         return replace(ask, bound=ask.bound + ask.media * self._usual(ask).prompt.media_tokens) if ask.media else ask
 
     def _usual(self, ask: Ask) -> Service:
