@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm_watchdog.gateway import errors
+from vllm_watchdog.gateway.ask import key_in
 from vllm_watchdog.gateway.lines import Line, Station
-from vllm_watchdog.gateway.quarantine import tokens_of
 from vllm_watchdog.gateway.relay import Exchange, Phase
 from vllm_watchdog.gateway.routes import Kind
 from vllm_watchdog.gateway.seats import Claim
@@ -38,12 +38,10 @@ class Admission:
             self._hold(exchange, line)
 
     def _claim(self, exchange: Exchange) -> Claim:
-        """What it asks of an engine: by what was counted, else by an estimate."""
-        ask = exchange.ask
-        if ask is None:
+        """What it asks of an engine."""
+        if exchange.kind is not Kind.GENERATION:
             return Claim(exchange.size, seat=False)
-        tokens = tokens_of(exchange.size) if ask.tokens is None else ask.tokens
-        return Claim(exchange.size, tokens, ask.key, tokens >= self._gate.plan.long_tokens)
+        return Claim(exchange.size, exchange.tokens, key_in(exchange.head), exchange.tokens >= self._gate.plan.long_tokens)
 
     def _hold(self, exchange: Exchange, line: Line) -> None:
         exchange.phase = Phase.WAITING

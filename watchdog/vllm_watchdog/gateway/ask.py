@@ -51,6 +51,11 @@ def ask_of(head: RequestHead, body: bytes) -> Ask:
     return Ask(head.path, key_in(head), model_of(body), len(body) * growth + TEMPLATE_TOKENS, media)
 
 
+def most_tokens(size: int, media_tokens: int) -> int:
+    """No prompt in a body of so many bytes has more, whatever it says."""
+    return size * COMPOSED * TOOLS + TEMPLATE_TOKENS + size // PART * media_tokens
+
+
 def _parts(body: bytes) -> int:
     """That are no text, at most: each names its kind, and has a key like it, so twice as many are safe."""
     return body.count(b'"image') + body.count(b'"video') + body.count(b'"audio') + body.count(b'"input_')

@@ -14,7 +14,6 @@ from typing import Any
 
 from vllm_watchdog.gateway import errors
 from vllm_watchdog.gateway.admission import Admission
-from vllm_watchdog.gateway.ask import ask_of
 from vllm_watchdog.gateway.deaths import Deaths
 from vllm_watchdog.gateway.downstream import Downstream
 from vllm_watchdog.gateway.heads import RequestHead, ResponseHead
@@ -121,8 +120,6 @@ class Dispatcher:
         if self._quarantined(exchange):
             exchange.refuse(errors.QUARANTINED)
             return
-        if exchange.kind is Kind.GENERATION and exchange.ask is None:
-            exchange.ask = ask_of(exchange.head, exchange.body or b"")
         line = self.steering.line(exchange)
         if line is None:
             return

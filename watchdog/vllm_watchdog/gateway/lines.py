@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from vllm_watchdog.gateway.relay import Exchange
 
 
+NONE_AT_ONCE = (None, None, None, None)
+
+
 class Station:
     """One life of one engine, as the gateway sees it."""
 
@@ -90,10 +93,11 @@ class Line:
 
     def limits(self, station: Station) -> Limits:
         """Of what it may have at once."""
-        most = min(filter(None, (self.service.max_concurrent, station.throttle.limit)), default=None)
-        tokens = min(filter(None, (self.service.max_tokens, self.room)), default=None)
-        if most is None and tokens is None and self._limits.key_requests is None and station.kv_free is None:
+        at_once = (self.service.max_concurrent, station.throttle.limit, self.service.max_tokens, self.room)
+        if at_once == NONE_AT_ONCE and self._limits.key_requests is None and station.kv_free is None:
             return NO_LIMITS        # the usual case
+        most = min(filter(None, at_once[:2]), default=None)
+        tokens = min(filter(None, at_once[2:]), default=None)
         return replace(self._limits, requests=most, tokens=tokens, free=station.free)
 
     def blocked(self, station: Station, at: float) -> Callable[[Claim], Block | None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vllm_watchdog.core.kv_bytes import KvShape
 from vllm_watchdog.gateway import errors
-from vllm_watchdog.gateway.ask import Ask
+from vllm_watchdog.gateway.ask import Ask, most_tokens
 from vllm_watchdog.gateway.budget import Budget, Engine, Verdict, budget
 from vllm_watchdog.gateway.counter import Answer, Counter
 from vllm_watchdog.gateway.heads import header
@@ -89,9 +89,13 @@ class Sizing:
 
     def begun(self, exchange: Exchange, service: Service) -> bool:
         """True: it is being counted, or has its answer; once it is counted it is submitted again."""
-        ask, plan = exchange.ask, service.prompt
-        allowed = self.budget(service)
-        if ask is None or ask.path not in SIZED or (ask.tokens is None and not self._matters(ask, service, allowed)):
+        plan, allowed = service.prompt, self.budget(service)
+        if not exchange.asked and not self._matters(most_tokens(exchange.size, plan.media_tokens), service, allowed):
+            return False
+        ask = exchange.ask
+        if ask is None or ask.path not in SIZED:
+            return False
+        if ask.tokens is None and not self._matters(ask.bound + ask.media * plan.media_tokens, service, allowed):
             return False
         if self._encoded(exchange):
             return True
@@ -105,9 +109,9 @@ class Sizing:
             exchange.refuse(errors.too_long(ask.longest, allowed.longest, ask.exact, ask.path))
         return verdict is not Verdict.FITS
 
-    def _matters(self, ask: Ask, service: Service, allowed: Budget) -> bool:
-        """May it be too long, or a long one of those that must fit together?  What is short is estimated well enough."""
-        bound = ask.bound + ask.media * service.prompt.media_tokens
+    def _matters(self, bound: int, service: Service, allowed: Budget) -> bool:
+        """May one of at most so many tokens be too long, or a long one of those that must fit together?  What is short is
+        estimated well enough."""
         if allowed.longest is not None and bound > allowed.longest:
             return True
         together = service.max_tokens is not None or allowed.room is not None
