@@ -176,10 +176,11 @@ def _apart(wanted: list[Cell], folder: Path) -> subprocess.Popen[str]:
 def _results(child: subprocess.Popen[str]) -> list[Result]:
     assert child.stdout
     results = []
-    for line in child.stdout:
-        results.append(Result(**json.loads(line)))
-        if results[-1].problems:
-            print(f"  {results[-1].cell}: " + "\n    ".join(results[-1].problems), flush=True)
+    with child.stdout as lines:
+        for line in lines:
+            results.append(Result(**json.loads(line)))
+            if results[-1].problems:
+                print(f"  {results[-1].cell}: " + "\n    ".join(results[-1].problems), flush=True)
     assert child.wait() == 0, "a column itself fails"
     return results
 
