@@ -196,8 +196,10 @@ def test_at_every_moment_of_an_incident_page_command_line_metrics_and_api_tell_o
     phases = {each["phase"] for document in shown.values() for each in document["engines"] if each["name"] == "backup"}
     assert len(phases) >= 2, phases
     same = [(at, document) for at, document in shown.items() if at in told]
-    assert [(document, told[at]) for at, document in same if any(document != other for other in told[at])] == []
-    assert [all_ for all_ in told.values() if any(other != all_[0] for other in all_)] == []
+    assert [(key, document[key], other[key]) for at, document in same for other in told[at] for key in TOLD
+            if document[key] != other[key]] == []
+    assert [(key, [each[key] for each in all_]) for all_ in told.values() for key in TOLD
+            if any(each[key] != all_[0][key] for each in all_)] == []
 
 
 def test_in_chinese_no_sentence_is_left_in_english(host: Watchdog, page: Any) -> None:
