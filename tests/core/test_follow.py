@@ -271,6 +271,13 @@ def test_failures_that_are_older_than_the_window_do_not_count() -> None:
     assert fails(Scene(plan(limits=limits)).serve(), 10.0, 109.9).world.services[0].side is Side.BACKUP
 
 
+def test_a_budget_that_was_spent_before_the_window_keeps_nobody_from_coming_back() -> None:
+    for second, spent in ((110.0, False), (109.9, True)):
+        the_plan = plan(limits=Limits(window_s=100, budget=1), failover=FailoverPlan(after_failures=9))
+        scene = fails(Scene(the_plan).serve(), 10.0, second)
+        assert (scene.world.services[0].side is Side.BACKUP) is spent, second
+
+
 def test_ooms_that_are_older_than_the_window_do_not_count() -> None:
     for second, side in ((110.0, Side.PRIMARY), (109.9, Side.BACKUP)):
         scene = Scene(plan(limits=Limits(window_s=100), failover=FailoverPlan(after_failures=9))).serve()

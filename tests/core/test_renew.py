@@ -146,6 +146,18 @@ def test_a_busy_engine_hands_over_to_its_hot_standby_and_is_restarted_when_its_l
     assert scene.phase("primary") is Phase.STARTING
 
 
+def test_an_engine_that_was_left_is_restarted_a_minute_later_at_the_soonest() -> None:
+    scene = leaking(standby=Standby.HOT)
+    scene.serve("backup", 200)
+    scraped(scene, 1.0)
+    left_at = scene.world.service("primary").since
+    assert scene.world.service("primary").side is Side.BACKUP
+    scraped(scene, left_at + IDLE_S - 0.1)
+    assert terms(scene) == []
+    scraped(scene, left_at + IDLE_S)
+    assert terms(scene) == [c.Term(M)]
+
+
 def test_a_cold_standby_is_no_reason_to_leave_a_busy_engine() -> None:
     scene = leaking()
     scraped(scene, 10.0, 100.0, running=3.0)

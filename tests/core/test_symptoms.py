@@ -166,6 +166,11 @@ def test_a_rate_is_of_the_last_minute() -> None:
     assert counting(*((at, max(at - 60.0, 0)) for at in range(0, 121, 10))) == 60
 
 
+def test_a_point_is_kept_for_a_whole_minute() -> None:
+    assert counted(Counter(((0.0, 1.0),)), 60.0, 2.0).points == ((0.0, 1.0), (60.0, 2.0))
+    assert counted(Counter(((0.0, 1.0),)), 60.1, 2.0).points == ((60.1, 2.0),)
+
+
 def test_a_count_that_is_not_told_or_comes_too_soon_changes_nothing() -> None:
     assert counting((0, 5), (30, None), (40, 9)) == 6
     assert counting((0, 5), (9.9, 500), (40, 9)) == 6
