@@ -220,7 +220,7 @@ def test_in_chinese_no_sentence_is_left_in_english(host: Watchdog, page: Any) ->
     assert len(told) > 20
     row = host.until(lambda: host.incident("primary"), "no incident")
     lines = (re.escape(finding["text"]) for finding in row["incident"]["findings"])
-    foreign = re.compile("|".join((*lines, "日志最后一行：.*", "日志显示.*")))
+    foreign = re.compile("|".join((*lines, "日志最后一行：.*", "日志显示.*", r"\[Errno \d+\] .*")))
     left = [text for text in told if re.search("([a-z]+ ){3}", foreign.sub("", text))]
     assert left == []
     assert "：" in page.inner_text("#incident pre")     # the class, then a line of the log or a sentence of ours
