@@ -9,7 +9,6 @@ seconds that are left is said not to have run.  Two of them with other cards and
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -17,7 +16,6 @@ import sys
 import threading
 import time
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import psutil
@@ -27,6 +25,7 @@ from tests.gpu.meter import held_by, seconds, used
 from tests.gpu.neighbour import Neighbour
 from tests.gpu.overhead import PAIR_S, Overhead
 from tests.gpu.rig import MIB, STEADY_S, Doc, Host, pause
+from tests.gpu.visit import visit
 
 KILLS = 6
 PAIRS = 6
@@ -240,30 +239,6 @@ NEEDS_S = {"sampling": 15.0, "kills": 0.0, "exhaust": START_S + 80, "hang": STAR
            "overhead": PAIRS * PAIR_S + 10, "helper": 30.0, "thresholds": 40.0}
 
 
-def main(words: list[str]) -> int:
-    reader = argparse.ArgumentParser()
-    reader.add_argument("model")
-    reader.add_argument("out", type=Path)
-    reader.add_argument("--gpu", type=int, default=0)
-    reader.add_argument("--stages", default=",".join(NEEDS_S))
-    reader.add_argument("--seconds", type=float, default=500)
-    options = reader.parse_args(words)
-    host = Host(options.model, options.out, options.seconds, LAYOUT, [options.gpu], 18000 + 10 * options.gpu)
-    drive = Drive(host, options.gpu)
-
-    def boot() -> None:
-        host.row("boot: backup asleep, primary serving", f"{host.until(both_up, 300):.1f} s")
-
-    try:
-        host.start()
-        host.tried(boot)
-        for name in options.stages.split(","):
-            host.tried(getattr(drive, name), NEEDS_S[name])
-    finally:
-        host.end()
-    print((options.out / "table.txt").read_text())
-    return min(host.failed, 1)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(visit(sys.argv[1:], stages=NEEDS_S, seconds=500, layout=LAYOUT, port=18000,
+                   up=("boot: backup asleep, primary serving", both_up), make=Drive))

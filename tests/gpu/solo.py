@@ -8,12 +8,10 @@ take over, told as far as the seconds reach: the engine's next start may not fit
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import psutil
 from tests.gpu.load import Clients
@@ -21,6 +19,7 @@ from tests.gpu.look import aftermath, compare
 from tests.gpu.meter import seconds
 from tests.gpu.overhead import Overhead
 from tests.gpu.rig import Doc, Host, pause
+from tests.gpu.visit import visit
 
 PAIRS = 14
 HANG_S = 19.0       # until the next start has begun
@@ -81,30 +80,5 @@ class Solo:
 STAGES = {"sampling": 10.0, "overhead": 60.0, "hang": HANG_S + END_S}
 
 
-def main(words: list[str]) -> int:
-    reader = argparse.ArgumentParser()
-    reader.add_argument("model")
-    reader.add_argument("out", type=Path)
-    reader.add_argument("--gpu", type=int, default=0)
-    reader.add_argument("--stages", default=",".join(STAGES))
-    reader.add_argument("--seconds", type=float, default=322)
-    options = reader.parse_args(words)
-    host = Host(options.model, options.out, options.seconds, LAYOUT, [options.gpu], 18040 + 10 * options.gpu)
-    solo = Solo(host, options.gpu)
-
-    def boot() -> None:
-        host.row("boot", f"{host.until(serving, 200):.1f} s")
-
-    try:
-        host.start()
-        host.tried(boot)
-        for name in options.stages.split(","):
-            host.tried(getattr(solo, name), STAGES[name])
-    finally:
-        host.end()
-    print((options.out / "table.txt").read_text())
-    return min(host.failed, 1)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(visit(sys.argv[1:], stages=STAGES, seconds=322, layout=LAYOUT, port=18040, up=("boot", serving), make=Solo))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +25,14 @@ def make(tmp_path: Path) -> Iterator[Make]:
     yield one
     for watchdog in made:
         watchdog.finish()
+
+
+@pytest.fixture(scope="module")
+def cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two simulated cards of 80 GiB."""
+    folder = tmp_path_factory.mktemp("cards")
+    (folder / "gpu.json").write_text(json.dumps({"total_bytes": 80 << 30, "count": 2}))
+    return folder
 
 
 @pytest.fixture(scope="module")

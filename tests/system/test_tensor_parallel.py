@@ -22,13 +22,6 @@ GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cards")
-    (folder / "gpu.json").write_text(json.dumps({"total_bytes": 80 * GIB, "count": 2}))
-    return folder
-
-
-@pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory, cards: Path) -> Iterator[Watchdog]:
     args = {"tensor-parallel-size": 2, "gpu-memory-utilization": 0.6}
     watchdog = Watchdog(tmp_path_factory.mktemp("wide"), {"wide": engine(gpus=[1, 0], args=args)},

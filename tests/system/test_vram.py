@@ -17,13 +17,6 @@ GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cards")
-    (folder / "gpu.json").write_text(json.dumps({"total_bytes": 80 * GIB, "count": 2}))
-    return folder
-
-
-@pytest.fixture(scope="module")
 def neighbour(cards: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Somebody else's process that holds half of card 0."""
     process = subprocess.Popen(["sleep", "60"])
