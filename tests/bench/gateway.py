@@ -7,6 +7,8 @@ chunk at 256 streams beyond the direct way's; CPU seconds per million POSTs that
 so heads do, too.  All contenders run all the time, and idle while another one is asked; each round asks them in another
 order.  What other processes disturbed is measured again, whatever it said, up to three times.  Medians over the rounds (with
 FILE: also over those that it holds from earlier calls); compare the ratios.
+vllm-router runs twice: as it comes (only its limit of requests is raised), which the goals are held against, and with its
+cheapest policy and no log.
 nginx: `apt-get install nginx-light`; vllm-router: into an environment of its own in a temporary folder (or
 VLLM_ROUTER=/path/to/vllm-router).  What is not there is left out, with a note.  Some 45 s a round.
 """
@@ -50,7 +52,8 @@ CHUNK = b"%x\r\n%b\r\n" % (len(CHUNK), CHUNK)
 HEAD = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 WHOLE = b'{"id":"cmpl-0","object":"text_completion","model":"m","choices":[{"index":0,"text":"word"}],"usage":{}}'
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
-GOALS = {       # of ours to (the Rust router's, nginx's)
+LEAN = "vllm-router, lean"
+GOALS = {       # of ours to (the Rust router's as it comes, nginx's)
     "CPU s/M chunks, 64": (1.0, 1.3),
     "CPU s/M chunks, 256": (1.0, 1.3),
     "CPU s/M POSTs": (0.5, None),
@@ -235,18 +238,25 @@ http {{
     return [found, "-c", str(folder / "nginx.conf"), "-p", str(folder)] if found else None
 
 
-def router(folder: Path, engine_port: int, port: int) -> list[str] | None:
+def router(folder: Path, engine_port: int, port: int, *flags: str) -> list[str] | None:
+    found = router_program(folder.parent / "router")
+    ours = ["--worker-urls", f"http://{HOST}:{engine_port}", "--prometheus-port", str(free_port())]
+    more = ["--max-concurrent-requests", "1000", *flags]
+    return [found, "--host", HOST, "--port", str(port), *ours, *more] if Path(found).exists() else None
+
+
+def lean_router(folder: Path, engine_port: int, port: int) -> list[str] | None:
+    return router(folder, engine_port, port, "--policy", "round_robin", "--log-level", "error")
+
+
+def router_program(home: Path) -> str:
     found = os.environ.get("VLLM_ROUTER")
     if not found:
-        venv.create(folder / "router", with_pip=True)
-        found = str(folder / "router/bin/vllm-router")
-        pip = str(folder / "router/bin/pip")
-        subprocess.run([pip, "install", "-q", "vllm-router"], check=False, capture_output=True)
-    if not Path(found).exists():
-        return None
-    flags = ["--policy", "round_robin", "--log-level", "error", "--max-concurrent-requests", "1000"]
-    ours = ["--worker-urls", f"http://{HOST}:{engine_port}", "--prometheus-port", str(free_port())]
-    return [found, "--host", HOST, "--port", str(port), *ours, *flags]
+        found = str(home / "bin/vllm-router")
+        if not home.exists():
+            venv.create(home, with_pip=True)
+            subprocess.run([home / "bin/pip", "install", "-q", "vllm-router"], check=False, capture_output=True)
+    return found
 
 
 def cpu_s(process: psutil.Process | None) -> float:
@@ -258,6 +268,9 @@ def machine_s() -> float:
     """CPU seconds of the whole machine that were not idle."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - times.iowait)
+
+
+CONTENDERS = {"gateway": gateway, "nginx": nginx, "vllm-router": router, LEAN: lean_router}
 
 
 Load = tuple[str, int, bool, int]       # its name, clients, whether streamed, requests of each (-1: as many as go)
@@ -301,7 +314,7 @@ def main(rounds: int, kept: Path | None) -> None:
         engine_port = free_port()
         engine = stack.enter_context(process([sys.executable, __file__, "engine", str(engine_port)], engine_port))
         ways: list[tuple[str, int, psutil.Process | None]] = [("direct", engine_port, None)]
-        for title, make in (("gateway", gateway), ("nginx", nginx), ("vllm-router", router)):
+        for title, make in CONTENDERS.items():
             own = folder / title
             own.mkdir()
             port = free_port()
@@ -340,7 +353,7 @@ def show(results: dict[str, list[dict[str, float]]]) -> None:
     }
     for key, (of_router, of_nginx) in GOALS.items():
         ours, words = rows["gateway"][key], ""
-        for title, goal in (("vllm-router", of_router), ("nginx", of_nginx)):
+        for title, goal in (("vllm-router", of_router), (LEAN, None), ("nginx", of_nginx)):
             if title in rows:
                 words += f"  {title} {rows[title][key]:9.1f} (x{ours / rows[title][key]:.2f}"
                 words += f", goal {goal})" if goal else ")"

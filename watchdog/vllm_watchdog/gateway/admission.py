@@ -41,7 +41,8 @@ class Admission:
         """What it asks of an engine."""
         if exchange.kind is not Kind.GENERATION:
             return Claim(exchange.size, seat=False)
-        return Claim(exchange.size, exchange.tokens, key_in(exchange.head), exchange.tokens >= self._gate.plan.long_tokens)
+        tokens = exchange.tokens
+        return Claim(exchange.size, tokens, key_in(exchange.head), tokens >= self._gate.plan.long_tokens)
 
     def _hold(self, exchange: Exchange, line: Line) -> None:
         exchange.phase = Phase.WAITING

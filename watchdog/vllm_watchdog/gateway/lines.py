@@ -109,7 +109,10 @@ class Line:
 
     def takes(self, station: Station, claim: Claim, at: float) -> bool:
         """May it go there now, in nobody's place?"""
-        return not claim.seat or (not self.queue and self.blocked(station, at)(claim) is None)
+        if not claim.seat:
+            return True
+        free = not self.queue and station.breaker.allows(at)
+        return free and station.seats.blocked(claim, self.limits(station)) is None
 
     def refuses(self, claim: Claim) -> bool:
         """Its operator wants no request to wait for memory, and this one would."""

@@ -166,7 +166,8 @@ class Exchange(Request):
         if self.phase is Phase.DOUBTED:
             self._answer.ended = True
         else:
-            self._begin(b"")
+            if self.phase is not Phase.BEGUN:
+                self._begin(b"")
             self._finish(self._reply.end(self._answer.head))
 
     def on_lost(self, fresh: bool, insertable: bool) -> None:

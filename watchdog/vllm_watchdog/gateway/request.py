@@ -12,14 +12,15 @@ from vllm_watchdog.gateway.routes import Kind
 
 class Request:
     """`body` None: it is streamed, or no longer needed.  `size`: its bytes.  `at`: when its head was here.  `deaths`: of
-    engines that it was at; `alone`: it goes only where no other request is."""
+    engines that it was at; `alone`: it goes only where no other request is; `repeatable`: it may be sent twice."""
 
-    __slots__ = ("_ask", "_digest", "alone", "at", "body", "deaths", "head", "id", "kind", "size")
+    __slots__ = ("_ask", "_digest", "alone", "at", "body", "deaths", "head", "id", "kind", "repeatable", "size")
 
     def __init__(self, head: RequestHead, kind: Kind, id_: int, at: float) -> None:
         self.head, self.kind, self.id, self.at = head, kind, id_, at
         self.body: bytes | None = None
         self.size, self.deaths, self.alone = 0, 0, False
+        self.repeatable = kind is not Kind.OTHER and not head.no_replay
         self._ask: Ask | None = None
         self._digest = ""
 
@@ -44,10 +45,6 @@ class Request:
         """Of its prompt: as counted, else by an estimate."""
         counted = self._ask.tokens if self._ask is not None else None
         return tokens_of(self.size) if counted is None else counted
-
-    @property
-    def repeatable(self) -> bool:
-        return self.kind is not Kind.OTHER and not self.head.no_replay
 
     @property
     def digest(self) -> str:

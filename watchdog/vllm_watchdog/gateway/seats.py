@@ -6,13 +6,12 @@ to end; one long one may always go where none is, and a request that is larger t
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """What a request asks for: `tokens` of an engine's memory for its prompt, `size` bytes of ours while it waits.
 
     `key`: whose it is.  `seat` False: it is none of the engine's work, and needs no room there.
@@ -56,31 +55,34 @@ class Seats:
 
     def __init__(self) -> None:
         self.requests = self.tokens = self.long_requests = self.long_tokens = 0
-        self.keys: Counter[str] = Counter()
+        self.keys: dict[str, int] = {}
 
     def enter(self, claim: Claim) -> None:
-        self._count(claim, 1)
+        if claim.seat:
+            self._count(claim, 1)
 
     def leave(self, claim: Claim) -> None:
-        self._count(claim, -1)
-        if not self.keys[claim.key]:
-            del self.keys[claim.key]
+        if claim.seat:
+            self._count(claim, -1)
 
     def _count(self, claim: Claim, sign: int) -> None:
-        if not claim.seat:
-            return
+        _, tokens, key, long, _ = claim
         self.requests += sign
-        self.tokens += sign * claim.tokens
-        self.keys[claim.key] += sign
-        if claim.long:
+        self.tokens += sign * tokens
+        if long:
             self.long_requests += sign
-            self.long_tokens += sign * claim.tokens
+            self.long_tokens += sign * tokens
+        count = self.keys.get(key, 0) + sign
+        if count:
+            self.keys[key] = count
+        else:
+            del self.keys[key]
 
     def blocked(self, claim: Claim, limits: Limits) -> Block | None:
         """None: it may go."""
         if not claim.seat or limits is NO_LIMITS:
             return None
-        if limits.key_requests is not None and self.keys[claim.key] >= limits.key_requests:
+        if limits.key_requests is not None and self.keys.get(claim.key, 0) >= limits.key_requests:
             return Block.KEY
         if claim.long and self.long_requests and self._long_ones_have_theirs(claim, limits):
             return Block.KIND

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 UNTOLD = PromptPlan()
 UNKNOWN = Engine()
-NO_BUDGET = (None, None, Budget())
+NO_BUDGET = Budget()
 SIZED = frozenset({         # one prompt, or several that are each on their own; not files, nor texts in pairs
     "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/pooling", "/classify",
 })
@@ -41,14 +41,13 @@ class Sizing:
         self._gate = gate
         self._counter = Counter(gate.spawn)
         self._engines: dict[Target, Engine] = {}
-        self._budgets: dict[str, tuple[PromptPlan | None, Engine | None, Budget]] = {}      # as last asked for
+        self._budgets: dict[str, Budget] = {}       # by the service's name
 
     # -- what engines take
 
     def follow(self, services: Iterable[Service]) -> None:
         """The route's engines: those that are new are asked, those that left are forgotten."""
         known, self._engines = self._engines, {}
-        self._budgets.clear()
         for service in services:
             target = service.serving
             if target is None or service.prompt == UNTOLD:
@@ -57,6 +56,7 @@ class Sizing:
             self._engines[target] = replace(engine, vram_free=_more(engine.vram_free, service.vram_free))
             if target not in known:
                 self._gate.spawn(self._learn(target, service.prompt))
+        self._weigh(services)
 
     async def _learn(self, target: Target, plan: PromptPlan) -> None:
         said = await self._counter.warm(plan)
@@ -69,6 +69,7 @@ class Sizing:
             if target not in self._engines:
                 return
             self._engines[target] = replace(learned, shape=shape, vram_free=self._engines[target].vram_free)
+            self._weigh(self._gate.route.services)
             self._gate.pump_all()       # there may be more room than was thought, or less
             if learned.context is not None:
                 return
@@ -76,14 +77,17 @@ class Sizing:
     def kv_tokens(self, target: Target) -> int | None:
         return self._engines.get(target, UNKNOWN).kv_tokens
 
+    def _weigh(self, services: Iterable[Service]) -> None:
+        """What each service's prompts may have: looked up for every request, so worked out here."""
+        engines = self._engines
+        self._budgets = {
+            each.name: budget(each.prompt, UNKNOWN if each.serving is None else engines.get(each.serving, UNKNOWN))
+            for each in services
+        }
+
     def budget(self, service: Service) -> Budget:
         """Nothing is known, nothing is limited."""
-        engine = self._engines.get(service.serving, UNKNOWN) if service.serving is not None else UNKNOWN
-        plan, known, allowed = self._budgets.get(service.name, NO_BUDGET)
-        if plan is not service.prompt or known is not engine:
-            allowed = budget(service.prompt, engine)
-            self._budgets[service.name] = (service.prompt, engine, allowed)
-        return allowed
+        return self._budgets.get(service.name, NO_BUDGET)
 
     # -- one request
 
