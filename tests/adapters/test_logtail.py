@@ -543,7 +543,7 @@ def test_a_flood_costs_no_memory_and_hides_nothing(desk: Desk) -> None:
     )
     subprocess.run([sys.executable, "-c", flood], check=True, timeout=30)      # 75 MB
     assert desk.rest(tail) == ["engine_dead_v1"]
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10   # KiB: the automaton is built, too
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10   # KiB: the database is built, too
     assert sum(path.stat().st_size for path in desk.path.parent.glob("primary.log*")) < 75_000_000
 
 

@@ -87,12 +87,13 @@ def ripgrep(path: Path, program_: str) -> int:
 
 def candidates(data: bytes) -> int:
     """Lines that hold a literal, as grep counts them."""
-    search, found, rest = scan.automaton().search, 0, b""
+    search, found, rest = scan.Search(), 0, b""
     for start in range(0, len(data), scan.BLOCK_BYTES):
-        *lines, rest = (rest + data[start : start + scan.BLOCK_BYTES]).split(b"\n")
-        if search(b"\n".join(lines)):
-            found += sum(search(line) is not None for line in lines)
-    return found + (search(rest) is not None)
+        block = rest + data[start : start + scan.BLOCK_BYTES]
+        cut = block.rfind(b"\n") + 1
+        found += len({block.rfind(b"\n", 0, hit) for hit in search(block[:cut])})
+        rest = block[cut:]
+    return found + bool(search(rest))
 
 
 def speed(size: int, work: Callable[[], object], times: int = 5) -> float:

@@ -4,7 +4,8 @@ A prefilter and never a judge: it hands out every line that holds a literal of t
 a headline, and of the lines that only say "still serving" (access log, flowing tokens) the first after each of those,
 which is all that changes the reader's state.  So reading through it gives the verdict of reading every line (a property
 test holds it to that).
-One google-re2 automaton a process; no I/O, blocks on nothing; a line keeps at most `LINE_BYTES`, the rest is counted.
+One hyperscan database a process; no I/O, blocks on nothing, and leaves Python's lock to others while it searches.  A line
+keeps at most `LINE_BYTES`, the rest is counted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
-import re2
+import hyperscan
 
 from vllm_watchdog.core import loading
 from vllm_watchdog.core.kernel import KERNEL_NEEDLES
@@ -24,8 +25,7 @@ from vllm_watchdog.core.signatures import ROWS
 from vllm_watchdog.core.validation import HEADLINE, lines_after
 
 LINE_BYTES = 4 * LINE_LIMIT     # UTF-8 needs at most four bytes a character
-BLOCK_BYTES = 256 * 1024  # best of 16 KiB to 1 MiB: 318, 396, 435, 416 MB/s at 16, 64, 256, 1,024 KiB
-AUTOMATON_BYTES = 32 << 20  # an upper limit for RE2, which rebuilds its DFA when it is reached; 2 MB were used
+BLOCK_BYTES = 256 * 1024
 # A JSON line may spell a letter as an escape, or hold colours; such a line is always looked at.
 JSON_ESCAPES = ("\\/", "\\u001b", "\\u001B", *(f"\\u00{digit}" for digit in range(2, 8)))
 
@@ -41,13 +41,31 @@ def needles() -> tuple[str, ...]:
 
 
 @cache
-def automaton() -> Any:
-    """The compiled alternation of all needles, over raw bytes."""
-    options = re2.Options()
-    options.encoding = re2.Options.Encoding.LATIN1
-    options.never_capture = True
-    options.max_mem = AUTOMATON_BYTES
-    return re2.compile("|".join(re2.escape(each) for each in needles()).encode("ascii"), options)
+def database() -> Any:
+    """All needles, compiled; 0.1 MB, built in 8 ms."""
+    words = [each.encode("ascii") for each in needles()]
+    made = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+    made.compile(expressions=words, ids=range(len(words)), flags=[0] * len(words), literal=True)
+    return made
+
+
+class Search:
+    """Where needles end.  What it needs to search is its own, so each thread has another one."""
+
+    def __init__(self) -> None:
+        self._database = database()
+        self._scratch = hyperscan.Scratch(self._database)
+
+    def __call__(self, data: bytes) -> list[int]:
+        """The offset of each needle's last byte, in order."""
+        found: list[int] = []
+        self._database.scan(data, _note, context=found, scratch=self._scratch)
+        found.sort()
+        return found
+
+
+def _note(_number: int, _start: int, end: int, _flags: int, found: list[int]) -> None:
+    found.append(end - 1)
 
 
 def _is_access(text: str) -> bool:
@@ -72,6 +90,7 @@ class Scanner:
         self._tail = b""
         self._more = 0              # lines to come that belong to a headline
         self._due = _AMBIENT        # kinds of ambient line not yet seen since the last candidate
+        self._search = Search()
 
     def feed(self, block: bytes) -> Iterator[tuple[int, str]]:
         """The candidates that this block completes; a partial last line waits for the next block."""
@@ -118,23 +137,26 @@ class Scanner:
 
     def _candidates(self, whole: bytes) -> Iterator[tuple[int, int]]:
         """Start and end of each line to look at; every line of `whole` ends with a newline."""
-        search, position = automaton().search, 0
-        while position < len(whole):
-            if self._more:
-                start, end = position, whole.find(b"\n", position)
-                yield start, end
-                position, self._due = end + 1, _AMBIENT
-                self._more = self._after(whole[start:end])
+        position, size = 0, len(whole)
+        for hit in (*self._search(whole), size):
+            while self._more and position < size:
+                end = whole.find(b"\n", position)
+                yield position, end
+                position = self._looked_at(whole, position, end)
+            if hit < position:
                 continue
-            match = search(whole, position)
-            start = whole.rfind(b"\n", position, match.start()) + 1 or position if match else len(whole)
+            start = whole.rfind(b"\n", position, hit) + 1 or position
             yield from self._ambient(whole, position, start)
-            if not match:
-                return
-            end = whole.find(b"\n", match.end())
-            yield start, end
-            position, self._due = end + 1, _AMBIENT
-            self._more = self._after(whole[start:end])
+            if hit < size:
+                end = whole.find(b"\n", hit)
+                yield start, end
+                position = self._looked_at(whole, start, end)
+
+    def _looked_at(self, whole: bytes, start: int, end: int) -> int:
+        """Where the next line begins."""
+        self._due = _AMBIENT
+        self._more = self._after(whole[start:end])
+        return end + 1
 
     def _after(self, line: bytes) -> int:
         return (lines_after(_text(line)) if _HEADLINE in line else 0) or max(0, self._more - 1)
