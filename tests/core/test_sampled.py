@@ -328,10 +328,19 @@ def test_a_scrape_that_failed_neither_raises_nor_clears() -> None:
 
 def test_watches_belong_to_the_service_of_their_engine_or_card() -> None:
     scene = serving(plan(gpus=(0,), backup_gpus=(1,), share=0.8, thresholds=replace(LEVELS, vram_warn=((0, 0.8), (1, 0.8)))))
-    scene.feed(e.HostSampled(10.0, host(), (tree(M),)))
-    scene.gpus(11.0, gpu(1), gpu(1, index=1))
+    scene.feed(e.HostSampled(10.0, host(1), (tree(M, 9),)))
+    scene.gpus(11.0, gpu(81), gpu(81, index=1))
     assert {watch.subject for watch in watches_of(scene.world, "primary")} == {"primary", "gpu0", "gpu1"}
     assert {watch.subject for watch in watches_of(scene.world, "host")} == {"host"}
+
+
+def test_what_is_at_ease_is_not_watched_on() -> None:
+    scene = serving()
+    scene.feed(e.HostSampled(10.0, host(), (tree(M),)))
+    scene.gpus(11.0, gpu(1))
+    assert scene.world.watches == ()
+    scene.gpus(12.0, gpu(86))
+    assert [watch.class_ for watch in scene.world.watches] == ["vram_high"]
 
 
 def test_a_watch_of_a_card_without_an_engine_is_the_hosts() -> None:

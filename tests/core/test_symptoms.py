@@ -3,6 +3,8 @@ from __future__ import annotations
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.core.scenes import GIB, gpu, host, mark, metrics, tree
 
 from vllm_watchdog.core.catalog import Text
@@ -78,6 +80,21 @@ def test_a_watch_keeps_the_value_and_since_when_it_is_over_or_calm() -> None:
     assert (watch.value, watch.above_since, watch.calm_since, watch.raised) == (0.91, 5, inf, True)
     watch, _ = watched((5, 0.5), (6, 0.4))
     assert (watch.value, watch.above_since, watch.calm_since, watch.raised) == (0.4, inf, 5, False)
+
+
+LEVEL_OF = st.sampled_from([0.5, 0.84, 0.9])        # calm, neither, over
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 100), LEVEL_OF), max_size=30), st.sampled_from([0.0, 60.0]))
+def test_a_watch_at_ease_can_be_forgotten(steps: list[tuple[float, float]], after_s: float) -> None:
+    """Whoever keeps it and whoever takes a new one see the same changes; and it is not at ease while it is raised."""
+    at, kept, new = 0.0, Watch("vram_high", "gpu0"), Watch("vram_high", "gpu0")
+    for pause_s, value in steps:
+        at += pause_s
+        kept, change = observe(kept, at, seen(value, after_s), 120)
+        new, same = observe(Watch("vram_high", "gpu0") if new.at_ease else new, at, seen(value, after_s), 120)
+        assert (same, new.raised, new.above_since) == (change, kept.raised, kept.above_since)
+        assert new.at_ease is (value < 0.83 and not kept.raised)
 
 
 # -- what each reading is held against

@@ -18,5 +18,7 @@ Value = TypeVar("Value", bound=Dataclass)
 
 def changed(value: Value, **facts: Any) -> Value:
     """Raises AttributeError for a field that it has not."""
-    same = all(getattr(value, name) == fact for name, fact in facts.items())
-    return value if same else replace(value, **facts)
+    for name, fact in facts.items():
+        if getattr(value, name) != fact:
+            return replace(value, **facts)
+    return value

@@ -116,9 +116,9 @@ def _ask(turn: Turn, engine: Engine) -> None:
 def _service(turn: Turn, name: str) -> None:
     world = turn.world
     service = world.service(name)
-    facts = _facts(turn, service)
-    service = failover.observe(service, turn.at, facts)
     watches = lowering.answered(world.watches, world.engine(name).plan)
+    facts = _facts(turn, service, watches)
+    service = failover.observe(service, turn.at, facts)
     service = changed(service, lowering=lowering.observe(service.lowering, turn.at, watches))
     turn.world = world.with_service(service)
     if world.stopping or world.paused:
@@ -134,9 +134,9 @@ def _service(turn: Turn, name: str) -> None:
 
 def _lower(turn: Turn, service: Service, watches: tuple[Watch, ...]) -> None:
     """Fewer requests at a time while memory is short, and as many as come again when it has been calm."""
-    plan, now, to = turn.world.plan, service.lowering, _limit(turn.world, service)
+    plan, now = turn.world.plan, service.lowering
     raised = [watch for watch in watches if watch.raised]
-    if now.to is None and to is not None and raised:
+    if now.to is None and raised and (to := _limit(turn.world, service)) is not None:
         why = strung((filled(causes.OVER, symptom=watch.class_, subject=watch.subject) for watch in raised), COMMA)
         now = lowering.begun(now, turn.at, to, why, plan.failover.stable_s)
         turn.symptom(service.name, raised[0].class_, Urgency.WARNING, why)      # who shares the card has an incident too
@@ -191,29 +191,26 @@ EXCUSES: dict[Hint, Callable[[float], float]] = {
 }
 
 
-def _facts(turn: Turn, service: Service) -> Facts:
+def _facts(turn: Turn, service: Service, watches: tuple[Watch, ...]) -> Facts:
     world, primary = turn.world, turn.world.engine(service.name)
     limits, serving = primary.plan.limits, world.engine(service.wanted)
-    watches = lowering.answered(world.watches, primary.plan)
+    serves, idle = serving.phase is Phase.SERVING, is_idle(serving)
+    if service.backup is None:      # the rest is for a choice
+        return Facts(serving=serves, idle=idle)
+    backup = world.engine(service.backup)
     possible, after_s = _limit(world, service) is not None, world.plan.thresholds.degrade_after_s
     charged = [at for at in primary.life.failures if at > turn.at - limits.window_s]
     counts_from = max(turn.at - limits.window_s, service.turned_at)
-    facts = Facts(
+    lost_card = primary.phase is Phase.HELD and primary.life.doom in LOST_CARD
+    stuck = lost_card or primary.phase is Phase.WEDGED
+    return Facts(
         failures=sum(at > counts_from for at in charged),
         ooms=sum(at > counts_from for at in primary.ooms),
         degraded=lowering.failed(service.lowering, turn.at, watches, possible, after_s),
         card_full=any(watch.raised and watch.class_ == lowering.VRAM for watch in watches),
         primary_held=_given_up(primary) or len(charged) > limits.budget,
-        serving=serving.phase is Phase.SERVING,
-        idle=is_idle(serving),
-    )
-    if service.backup is None:
-        return facts
-    backup = world.engine(service.backup)
-    lost_card = primary.phase is Phase.HELD and primary.life.doom in LOST_CARD
-    stuck = lost_card or primary.phase is Phase.WEDGED
-    return replace(
-        facts,
+        serving=serves,
+        idle=idle,
         down=any(at > counts_from for at in serving.life.failures[-1:]) and serving.phase not in ROUTED,
         primary_serves=primary.phase is Phase.SERVING,
         standby_ready=standby.ready(service, backup),

@@ -8,6 +8,7 @@ from math import inf
 
 from vllm_watchdog.core import causes, leaks, symptoms
 from vllm_watchdog.core.catalog import Text
+from vllm_watchdog.core.changed import changed
 from vllm_watchdog.core.events import GpusSampled, HostSampled
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.phrases import filled
@@ -123,7 +124,7 @@ def hold(turn: Turn, sightings: Iterable[Sighting]) -> None:
         calm_s = turn.world.plan.thresholds.clear_after_s if seen.clear_after_s is None else seen.clear_after_s
         watch, change = symptoms.observe(watch, turn.at, seen, calm_s)
         others = tuple(w for w in turn.world.watches if (w.class_, w.subject) != (seen.class_, seen.subject))
-        turn.world = replace(turn.world, watches=(*others, watch))
+        turn.world = changed(turn.world, watches=others if watch.at_ease else (*others, watch))
         if change is Change.RAISED:
             _raised(turn, seen)
         elif change is Change.CLEARED:

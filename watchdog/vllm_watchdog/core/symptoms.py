@@ -39,6 +39,11 @@ class Watch:
     calm_since: float = inf
     value: float = 0.0
 
+    @property
+    def at_ease(self) -> bool:
+        """It knows nothing that a new one would not learn at the next look, and is not kept."""
+        return not self.raised and self.calm_since < inf
+
 
 @dataclass(frozen=True, slots=True)
 class Sighting:

@@ -129,9 +129,12 @@ def _changed(totals: Totals, kind: str, said: Mapping[str, str], at: float) -> T
 
 def _routes(totals: Totals, before: World, after: World) -> Totals:
     """A gap begins when a service that was served is not, and ends when it is again; a change without one is 0 s long."""
+    if before.engines is after.engines and before.services is after.services:
+        return totals
+    earlier = {service.name: serving(before, service) for service in before.services}
     for service in after.services:
         name, now = service.name, serving(after, service)
-        was = next((serving(before, one) for one in before.services if one.name == name), None)
+        was = earlier.get(name)
         down = totals.down_since.get(name)
         if now is None:
             if was is not None:

@@ -42,6 +42,8 @@ class Turn(Draft):
             engine = self.explain(name, *reasons.overdue(engine, self.at))
         event = policy.Event(self.at, sign, doom)
         life, actions = policy.step(engine.life, event, engine.plan.limits, f"{self.world.plan.seed}/{name}")
+        if life is engine.life:     # what the table does not list
+            return
         was = engine.phase
         self.change(name, life=life, since=self.at if life.phase is not was else engine.since)
         if life.phase is not was:

@@ -120,18 +120,20 @@ class World:
     strays_until: float = inf           # a stop waits this long for strays that do not go
     restarts: tuple[float, ...] = field(default=())     # of the last day
     failed: tuple[tuple[Mark, float, str], ...] = ()    # generations that failed within the last day, when, of which class
+    _engines: dict[str, Engine] = field(init=False, repr=False, compare=False)      # the same by name: each turn asks often
+    _services: dict[str, Service] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_engines", {engine.plan.name: engine for engine in self.engines})
+        object.__setattr__(self, "_services", {service.name: service for service in self.services})
 
     def engine(self, name: str) -> Engine:
         """Raises KeyError for a name that is not configured."""
-        for engine in self.engines:
-            if engine.plan.name == name:
-                return engine
-        raise KeyError(name)
+        return self._engines[name]
 
     def service(self, name: str) -> Service:
         """The service that an engine belongs to.  Raises KeyError."""
-        wanted = self.plan.service_of(name)
-        return next(service for service in self.services if service.name == wanted)
+        return self._services[self.plan.service_of(name)]
 
     def incident(self, service: str) -> Incident | None:
         return next((incident for incident in self.incidents if incident.service == service), None)
@@ -143,12 +145,12 @@ class World:
         return next(iter(wanted or placed), None)
 
     def with_engine(self, engine: Engine) -> World:
-        if self.engine(engine.name) is engine:
+        if self._engines[engine.name] is engine:
             return self
         return replace(self, engines=tuple(engine if e.name == engine.name else e for e in self.engines))
 
     def with_service(self, service: Service) -> World:
-        if self.service(service.name) is service:
+        if self._services[service.name] is service:
             return self
         return replace(self, services=tuple(service if s.name == service.name else s for s in self.services))
 
