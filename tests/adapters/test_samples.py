@@ -5,14 +5,17 @@ import sqlite3
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from tests.core.scenes import GIB, WALL, Scene, gpu, mark, metrics, plan, tree
 from tests.fakes.tell import Clock, Said
 
-from vllm_watchdog.app.samples import Sampler
+from vllm_watchdog.app.samples import KEPT, Sampler
+from vllm_watchdog.app.samples import KEPT_S as KEPT_FOR_PLOTS_S
 from vllm_watchdog.core import events as e
 from vllm_watchdog.tell.history import History, Reader
+from vllm_watchdog.tell.page import AFTER_S, BEFORE_S
 from vllm_watchdog.tell.samples import KEPT_S, Sample, Samples, columns, prune, schema
 
 M = mark("primary#1")
@@ -50,6 +53,14 @@ def test_every_second_of_the_last_ten_minutes_is_in_memory():
     recent = samples.recent(WALL + 699)["series"]["gpu/0"]
     assert samples.recent(WALL + 699, WALL + 697)["series"]["gpu/0"]["used_bytes"] == [698, 699]
     assert len(recent["t"]) == KEPT_S and recent["used_bytes"][-1] == 699
+
+
+def test_of_a_slow_sample_no_more_than_ten_minutes_are_in_memory():
+    """The limit of rows alone would keep twenty at one a second."""
+    samples = Samples(lambda _: None)
+    for second in range(3_000):
+        samples.take([Sample("gpu/0", WALL + second, {"used_bytes": second})])
+    assert len(samples._recent["gpu/0"]) == KEPT_S
 
 
 def test_a_range_that_is_not_kept_is_refused(book):
@@ -109,6 +120,22 @@ def test_engines_and_cards_are_sampled_and_what_is_not_known_is_left_out():
     scene.feed(e.Scraped(4.0, M, metrics(5)))
     assert "tokens_per_s" not in sampler.take(scene.world)[1].figures      # the counter began anew
     assert sampler.rows()[1].split(",")[1:] == ["primary", "1", "serving", "", "", "0", "", "", ""]
+
+
+def test_figures_are_kept_for_a_plot_and_no_longer():
+    scene, sampler = Scene(plan()).serve(), Sampler()
+    for second in range(1, 3_000):
+        sampler.take(replace(scene.world, at=float(second)))
+    points = sampler.points("primary")
+    assert len(points) == len(sampler.rows()) - 1 == KEPT_FOR_PLOTS_S
+    assert points[-1].wall - points[0].wall == KEPT_FOR_PLOTS_S - 1 == BEFORE_S + AFTER_S - 1
+
+
+def test_of_many_engines_no_more_rows_are_kept():
+    scene, sampler = Scene(plan()).serve(), Sampler()
+    for _ in range(KEPT + 10):
+        sampler.take(scene.world)
+    assert len(sampler.points("primary")) == KEPT
 
 
 def test_figures_are_read_while_they_are_taken():

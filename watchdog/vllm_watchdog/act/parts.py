@@ -44,7 +44,7 @@ class AbsentError(Exception):
 class Context:
     """What only the loop knows at the moment of a dump.
 
-    `report` is the status document as JSON text, `samples` CSV lines of the last ten minutes with the heading first,
+    `report` is the status document as JSON text, `samples` CSV lines of the last quarter of an hour with the heading first,
     `pids` the processes of the generation with the leader first; empty: not sampled yet.
     """
 

@@ -1,9 +1,10 @@
-"""The figures of each second: for the plots, and the last ten minutes of them as `samples.csv` of a bundle."""
+"""The figures of each second: for the plots, and the last quarter of an hour of them as `samples.csv` of a bundle."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from vllm_watchdog.core.policy import HAS_CHILD
 from vllm_watchdog.core.readings import Gpu, Metrics, Unknown
@@ -11,44 +12,56 @@ from vllm_watchdog.core.world import Engine, World
 from vllm_watchdog.tell.plot import Point
 from vllm_watchdog.tell.samples import Sample
 
-KEPT = 600 * 4      # ten minutes of one row a second and engine, for four engines
+KEPT_S = 900.0      # an incident's plot shows ten minutes before it and five after it
+KEPT = 600 * 4      # ... but no more rows: ten minutes of one row a second and engine, for four engines
 FIGURES = ("rss_bytes", "cpu", "vram_bytes", "kv_usage", "running", "waiting")
-HEADER = ("time", "engine", "generation", "phase", "rss_bytes", "cpu_cores", *FIGURES[2:])
+HEADER = ",".join(("time", "engine", "generation", "phase", "rss_bytes", "cpu_cores", *FIGURES[2:]))
 HELD = "held:"      # figures of a card: bytes by engine ...
 OTHERS = "others"   # ... and of all that is not ours
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One look at one engine: monotonic seconds, a line of CSV, a point of its plot."""
+
+    at: float
+    engine: str
+    line: str
+    point: Point
 
 
 class Sampler:
     """Taken by one thread; others read copies, each made in one step: to walk a deque that grows meanwhile is an error."""
 
     def __init__(self) -> None:
-        self._rows: deque[tuple[str, ...]] = deque(maxlen=KEPT)
-        self._points: deque[tuple[str, Point]] = deque(maxlen=KEPT)
+        self._rows: deque[Row] = deque(maxlen=KEPT)
         self._counted: dict[str, tuple[int, float, float]] = {}     # engine: generation, wall, tokens
 
     def take(self, world: World) -> list[Sample]:
         """One sample an engine that has a process, one a card."""
         wall = world.at + world.wall_offset
+        while self._rows and self._rows[0].at <= world.at - KEPT_S:
+            self._rows.popleft()
         samples = [] if isinstance(world.gpus, Unknown) else [_card(gpu, wall) for gpu in world.gpus]
         for engine in world.engines:
             if engine.phase in HAS_CHILD:
                 sample = Sample(f"engine/{engine.name}", wall, dict(self._engine(world, engine, wall)))
                 known = (sample.figures.get(name) for name in FIGURES)
                 texts = ("" if figure is None else f"{figure:.10g}" for figure in known)
-                self._rows.append((f"{wall:.3f}", engine.name, str(engine.generation), engine.phase.value, *texts))
+                line = ",".join((f"{wall:.3f}", engine.name, str(engine.generation), engine.phase.value, *texts))
                 point = Point(wall, _cards(world, engine), engine.tree.rss_bytes if engine.tree else None,
                               sample.figures.get("kv_usage"))
-                self._points.append((engine.name, point))
+                self._rows.append(Row(world.at, engine.name, line, point))
                 samples.append(sample)
         return samples
 
     def points(self, engine: str) -> tuple[Point, ...]:
         """For the plot of an incident: memory around one engine, oldest first."""
-        return tuple(point for name, point in list(self._points) if name == engine)
+        return tuple(row.point for row in list(self._rows) if row.engine == engine)
 
     def rows(self) -> tuple[str, ...]:
         """Lines of CSV, the heading first."""
-        return tuple(",".join(row) for row in (HEADER, *list(self._rows)))
+        return (HEADER, *(row.line for row in list(self._rows)))
 
     def _engine(self, world: World, engine: Engine, wall: float) -> Iterator[tuple[str, float]]:
         if engine.tree:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 KEPT_S = 600.0                      # in memory, as sampled
-KEPT_ROWS = 1_200                   # ... but no more of one subject: two a second
+KEPT_ROWS = 1_200                   # ... but no more of one subject: two a second (a clock may be set back)
 RATES = frozenset({"tokens_per_s", "cpu"})
 
 
@@ -83,6 +83,8 @@ class Samples:
             with self._lock:
                 recent = self._recent.setdefault(sample.subject, deque(maxlen=KEPT_ROWS))
                 recent.append(sample)
+                while recent[0].wall <= sample.wall - KEPT_S:
+                    recent.popleft()
             for tier in TIERS:
                 self._thin(tier, sample)
 
