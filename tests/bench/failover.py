@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
 from statistics import median
@@ -40,6 +41,7 @@ CLIENTS, STREAMS = 32, 8        # so many of them ask for streams
 TOKEN_S, PREFILL = 0.01, 1_000_000
 POISONS, NORMAL = 5, 100
 MEMORY_REQUESTS = 100_000
+BEGUN = ("whole", "cut")
 BEFORE_AGAIN_S = {"whole": 0.0, "ConnectionRefusedError": 0.2}
 Row = tuple[str, str, str, bool | None]         # what, figure, goal, whether it was met
 
@@ -47,20 +49,32 @@ Row = tuple[str, str, str, bool | None]         # what, figure, goal, whether it
 # -- the clients
 
 
+@dataclass(frozen=True)
+class Loss:
+    """A request that failed: its `outcome`, and when it was asked and given up (epoch seconds)."""
+
+    outcome: str
+    stream: bool
+    asked: float
+    over: float
+
+
 class Crowd:
-    """`outcomes`: whole; cut (a stream that had begun, and said so); anything else is a failure, by its name."""
+    """`outcomes`: whole; cut (a stream that had begun, and said so); anything else is a failure, by its name, and one of the
+    `losses`."""
 
     def __init__(self, port: int, tokens: int = 4, until: Callable[[int], bool] = lambda _: False,
                  patience_s: float = 10) -> None:
         """`patience_s`: without a byte; an answer may take two and a half times as long."""
         self.port, self.tokens, self._until, self._patience_s = port, tokens, until, patience_s
-        self.outcomes, self.answered_at = Counter[str](), list[float]()
+        self.outcomes, self.answered_at, self.losses = Counter[str](), list[float](), list[Loss]()
         self.stopping = False
         self._numbers = count(1)
 
     async def client(self, stream: bool) -> None:
         client: Client | None = None
         while not self.stopping and not self._until(self.outcomes.total()):
+            asked = time.time()
             try:
                 if client is None:
                     ends = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
@@ -70,6 +84,8 @@ class Crowd:
                 outcome, stays = type(error).__name__, False
             self.outcomes[outcome] += 1
             self.answered_at.append(time.monotonic())
+            if outcome not in BEGUN:
+                self.losses.append(Loss(outcome, stream, asked, time.time()))
             if not stays:
                 if client is not None:
                     client.close()
@@ -105,7 +121,7 @@ class Crowd:
 
     @property
     def failed(self) -> dict[str, int]:
-        return {name: number for name, number in self.outcomes.items() if name not in ("whole", "cut")}
+        return {name: number for name, number in self.outcomes.items() if name not in BEGUN}
 
     @property
     def failures(self) -> str:

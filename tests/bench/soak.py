@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import requests
+from tests.bench.soak_notes import Struck, told
 from tests.bench.soak_report import Sample, Tally, judged, report, sample, trend
 from tests.system.faults import FAULTS
 from tests.system.harness import Receiver, free_port
@@ -37,6 +38,7 @@ from tests.system.stage import Stage, Watch
 PAUSE_S = (3.0, 12.0)       # between calm and the next fault
 OVERLAP, OVERLAP_S = 1 / 6, (0.0, 1.5)
 AWAY_S = 5.0
+LOSSES_TOLD = 20
 CALM_S = 120.0
 SAMPLE_S = 5.0
 WARM_UP = 0.25              # of the time: the plots' ten minutes fill, glibc's arenas and Python's caches settle
@@ -81,20 +83,24 @@ def receiver_away(stage: Stage) -> None:
     stage.receiver.letters[:0] = old.letters
 
 
-def strike(stage: Stage, name: str, tally: Tally) -> None:
-    if name == RECEIVER_AWAY:
-        receiver_away(stage)
-        tally.faults[name] += 1
-        return
-    ends_gateway, before = FAULTS[name].ends == "gateway", stage.failed()
+def strike(stage: Stage, name: str, tally: Tally) -> bool:
+    """Must an incident follow?"""
+    at, fault = time.time(), FAULTS.get(name)
     try:
-        FAULTS[name].strike(stage)
-        tally.faults[name] += 1
+        if fault:
+            fault.strike(stage)
+        else:
+            receiver_away(stage)
     except LookupError:     # the first fault has ended what the second one looks for
         tally.faults["nobody left to strike"] += 1
-    if ends_gateway:
+        return False
+    tally.faults[name] += 1
+    if fault and fault.ends == "gateway":
         stage.answered()
-        tally.with_gateway += stage.failed() - before
+        tally.struck.append(Struck(at, name, answered=time.time()))
+    else:
+        tally.struck.append(Struck(at, name))
+    return bool(fault and fault.classes)
 
 
 def work(stage: Stage, steps: Iterator[Step], seconds: float, tally: Tally) -> None:
@@ -109,22 +115,26 @@ def work(stage: Stage, steps: Iterator[Step], seconds: float, tally: Tally) -> N
                 break
     tally.lasted_s = time.monotonic() - began
     tally.doubles |= watch.seen
-    told(stage, tally)
+    alerted(stage, tally)
 
 
 def _struck(stage: Stage, step: Step, tally: Tally) -> bool:
-    """One step, until all is as before; False: it is not, and that is noted."""
+    """One step, until all is as before; False: it is not, and that is noted.  Without its incident all may look well, for a
+    hang takes seconds to be seen."""
     try:
+        known, failed = set(stage.incidents()), False
         for number, name in enumerate(step.faults):
             time.sleep(step.overlap_s * number)
-            strike(stage, name, tally)
+            failed |= strike(stage, name, tally)
+        if failed:
+            stage.host.until(lambda: set(stage.incidents()) - known, "no incident")
         stage.rest()
         stage.answered()
+        tally.orphans += [f"after {' + '.join(step.faults)}: {stray}" for stray in stage.strays()]
     except (AssertionError, OSError) as error:
         tally.problems.append(f"{' + '.join(step.faults)}: {type(error).__name__} {str(error)[:2000]}")
         print(f"{tally.name}: {tally.problems[-1]}", flush=True)
         return False
-    tally.orphans += stage.strays()
     return True
 
 
@@ -137,7 +147,7 @@ def _mended(stage: Stage, tally: Tally) -> bool:
     return True
 
 
-def told(stage: Stage, tally: Tally) -> None:
+def alerted(stage: Stage, tally: Tally) -> None:
     """Every incident of the history: told when it opened, and when it ended."""
     for key in stage.incidents():
         tally.incidents += 1
@@ -155,7 +165,13 @@ def told(stage: Stage, tally: Tally) -> None:
 
 
 def close(stage: Stage, tally: Tally) -> None:
-    tally.lost += stage.failed() - tally.with_gateway
+    for loss in stage.crowd.losses:
+        if any(each.had(loss) for each in tally.struck):
+            tally.with_gateway[loss.outcome] += 1
+        else:
+            tally.lost[loss.outcome] += 1
+            if len(tally.losses) < LOSSES_TOLD:
+                tally.losses.append(told(loss, tally.struck, stage.host.folder))
     tally.whole += stage.crowd.outcomes["whole"]
     tally.cut += stage.crowd.outcomes["cut"]
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import linear_regression
 
+from tests.bench.soak_notes import Struck
+
 LONG_S, GOAL_MIB_PER_H = 1800.0, 1.0        # a shorter run says nothing of an hour
 
 
@@ -24,6 +26,8 @@ class Tally:
     orphans: list[str] = field(default_factory=list)
     lost: Counter[str] = field(default_factory=Counter)
     with_gateway: Counter[str] = field(default_factory=Counter)
+    struck: list[Struck] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)     # the first of `lost` as they are told
     whole: int = 0
     cut: int = 0
     untold: list[str] = field(default_factory=list)
@@ -105,6 +109,8 @@ def report(rows: list[tuple[str, str, str, bool | None]], tallies: list[Tally], 
     for tally in tallies:
         faults = ", ".join(f"{name} {count}" for name, count in sorted(tally.faults.items()))
         lines += ["", f"{tally.name.capitalize()} host: {faults}."]
-        for what in ("problems", "orphans", "doubles", "untold", "twice"):
+        for what in ("problems", "orphans", "losses", "doubles", "untold", "twice"):
             lines += [f"- {what}: {line.splitlines()[0]}" for line in getattr(tally, what)]
+        for loss in tally.losses:
+            lines += ["", "```text", loss, "```"]
     return "\n".join(lines) + "\n"

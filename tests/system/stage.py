@@ -28,7 +28,7 @@ from tests.system.harness import HASTY, Doc, Receiver, Value, Watchdog, backup, 
 
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.proc import MarkIndex
-from vllm_watchdog.procfs import title
+from vllm_watchdog.procfs import ProcId, age_s, read, read_stat, title
 from vllm_watchdog.sim import vram
 from vllm_watchdog.tell.client import Unreachable
 
@@ -149,7 +149,8 @@ class Stage:
             "evidence": {"deadline_s": 1}, "thresholds": {"crash_loop": 1000, "oom_rate": 1000},
             "failover": {"stable_s": 0.5, "failback": "auto"}, "channels": {"people": {"url": self.receiver.url}},
         }
-        self.host = Patient(folder / "host", engines, env={"LLM_WATCHDOG_SIM_GPU": str(self.cards)} | LESS_HASTY,
+        env = {"LLM_WATCHDOG_SIM_GPU": str(self.cards), "TZ": "UTC"} | LESS_HASTY
+        self.host = Patient(folder / "host", engines, env=env,
                             program=HASTY, **(ours | sections))
         self.gateway = Gateway(self.host, port)
         self.crowd = Crowd(port, patience_s=PATIENCE_S)
@@ -240,7 +241,7 @@ class Stage:
         """All of the service by id, the newest first; waits for a daemon that answers."""
         def found() -> list[Doc] | None:
             with suppress(Unreachable):
-                return [{}, *self.host.ask("incidents", limit=200).get("incidents", ())]    # none is an answer, too
+                return [{}, *self.host.ask("incidents", limit=1000).get("incidents", ())]    # none is an answer, too
             return None
 
         _, *rows = self.host.until(found, "no daemon answers")
@@ -262,11 +263,22 @@ class Stage:
         return Counter(self.crowd.failed)
 
     def strays(self) -> list[str]:
-        """Marked processes that belong to no engine that runs."""
-        running = {f"{each['name']}#{each['generation']}" for each in (self.host.status() or {"engines": []})["engines"]
-                   if each["pid"] is not None}
-        return [f"{mark} {who.pid}" for mark, members in self.host.processes().items() if str(mark) not in running
-                for who in members]
+        """Marked processes that belong to no engine that runs, as `told`.  Looks when nothing changes: an engine that dies
+        has processes still when the daemon has told of its end, or does not know of it yet."""
+        def found() -> tuple[str, ...] | None:
+            before, left = self._running(), self.host.processes()
+            if before is None or before != self._running():
+                return None
+            return ("", *(told(mark, who) for mark, members in left.items() if str(mark) not in before for who in members))
+
+        return list(self.host.until(found, f"never calm for a moment ({self.standby})", self.calm_s)[1:])
+
+    def _running(self) -> set[str] | None:
+        """The generations that run; None: some engine is not in its usual phase."""
+        engines = (self.host.status() or {"engines": []})["engines"]
+        if {each["name"]: each["phase"] for each in engines} != PHASES[self.standby]:
+            return None
+        return {f"{each['name']}#{each['generation']}" for each in engines if each["pid"] is not None}
 
     # -- breaking
 
@@ -286,6 +298,15 @@ class Stage:
             yield
         finally:
             os.kill(self.host.daemon.pid, signal.SIGCONT)
+
+
+def told(mark: Mark, who: ProcId) -> str:
+    """A process that should not be, with what may say why it is."""
+    stat = read_stat(who.pid)
+    words = read(who.pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")[:200]
+    state = "alive" if stat and stat.alive else "dead by now"
+    seen = f"{state}, its parent {stat.ppid}, its session {stat.session}" if stat else "gone by now"
+    return f"{mark} {who.pid}, {age_s(who):.1f} s old, {seen}: {words or title(who.pid)}"
 
 
 def stranger(port: int) -> socket.socket:
