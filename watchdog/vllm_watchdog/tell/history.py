@@ -34,6 +34,7 @@ prune_s = 3600.0
 retry_s = 1.0
 idle_s = 60.0
 complain_s = 60.0
+cache_kib = 256                     # SQLite's own 2,000 fill within hours, and are not given back
 busy_s = 5.0                        # readers never hold a WAL writer up; a human with a shell might
 
 VERSION = 2     # 1 kept other samples
@@ -239,6 +240,7 @@ def _open(path: Path) -> sqlite3.Connection:
         _check(db)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")     # a delivered alert must stay delivered after a power cut
+        db.execute(f"PRAGMA cache_size = -{cache_kib}")
         if db.execute("PRAGMA user_version").fetchone()[0] < VERSION:
             db.execute("DROP TABLE IF EXISTS samples")
         db.executescript(schema)
