@@ -258,9 +258,9 @@ def main() -> int:
         for host in hosts:
             host.join()
     if options.samples:
-        lines = [f"{name},{each.at_s:.0f},{each.pss_mib:.2f},{each.fds},{each.threads}"
+        lines = [f"{name},{each.at_s:.0f},{each.pss_mib:.2f},{each.anon_mib:.2f},{each.fds},{each.threads}"
                  for name, taken in samples.items() for each in taken]
-        options.samples.write_text("\n".join(["process,at_s,pss_mib,fds,threads", *lines]) + "\n", "utf-8")
+        options.samples.write_text("\n".join(["process,at_s,pss_mib,anon_mib,fds,threads", *lines]) + "\n", "utf-8")
     warm_s = WARM_UP * seconds
     trends = {name: trend(each, warm_s) for name, each in samples.items() if sum(one.at_s >= warm_s for one in each) > 1}
     rows = judged(tallies, trends, seconds)

@@ -36,18 +36,23 @@ class Tally:
 
 @dataclass(frozen=True)
 class Sample:
+    """`anon_mib`: its own part of the PSS; what it shares with others counts for less when there are more of them."""
+
     at_s: float
     pss_mib: float
+    anon_mib: float
     fds: int
     threads: int
 
 
 def sample(pid: int, at_s: float) -> Sample:
-    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    pss_kib = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
-    status = Path(f"/proc/{pid}/status").read_text()
-    threads = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Threads:"))
-    return Sample(at_s, pss_kib / 1024, len(os.listdir(f"/proc/{pid}/fd")), threads)
+    kept, status = (Path(f"/proc/{pid}/{name}").read_text().splitlines() for name in ("smaps_rollup", "status"))
+
+    def number(lines: list[str], key: str) -> int:
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+    mib = (number(kept, key) / 1024 for key in ("Pss", "Pss_Anon"))
+    return Sample(at_s, *mib, len(os.listdir(f"/proc/{pid}/fd")), number(status, "Threads"))
 
 
 @dataclass(frozen=True)
