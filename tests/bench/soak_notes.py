@@ -11,6 +11,9 @@ from pathlib import Path
 
 from tests.bench.failover import Loss
 
+from vllm_watchdog.core.readings import Mark
+from vllm_watchdog.procfs import ProcId, age_s, read, read_stat, title
+
 BEFORE_S = 15.0         # of faults that may have to do with it
 LINES = 40              # of each log
 LOGS = ("daemon.log", "gateway.log")    # each line begins with the time, UTC
@@ -51,3 +54,12 @@ def said(folder: Path, since: float, until: float) -> Iterator[str]:
 def utc(at: float) -> str:
     """As both logs begin their lines."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
+
+
+def process(mark: Mark, who: ProcId) -> str:
+    """A process that should not be, with what may say why it is."""
+    stat = read_stat(who.pid)
+    words = read(who.pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")[:200]
+    state = "alive" if stat and stat.alive else "dead by now"
+    seen = f"{state}, its parent {stat.ppid}, its session {stat.session}" if stat else "gone by now"
+    return f"{mark} {who.pid}, {age_s(who):.1f} s old, {seen}: {words or title(who.pid)}"

@@ -7,9 +7,9 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from socket import socket
+from socket import SO_REUSEADDR, SOL_SOCKET, socket
 
-from tests.system.stage import PHASES, Stage, stranger
+from tests.system.stage import PHASES, Stage
 
 FROZEN_S = 1.5      # longer than a probe and a sample, shorter than anybody's patience
 Strike = Callable[[Stage], None]
@@ -142,3 +142,12 @@ def free(port: int) -> socket | None:
         return stranger(port)
     except OSError:
         return None
+
+
+def stranger(port: int) -> socket:
+    """Somebody else's process on an engine's port; the caller closes it."""
+    taken = socket()
+    taken.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+    taken.bind(("127.0.0.1", port))
+    taken.listen(1)
+    return taken

@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,11 +23,12 @@ from pathlib import Path
 import requests
 import uvloop
 from tests.bench.failover import Crowd
+from tests.bench.soak_notes import process
 from tests.system.harness import HASTY, Doc, Receiver, Value, Watchdog, backup, engine, free_port
 
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.proc import MarkIndex
-from vllm_watchdog.procfs import ProcId, age_s, read, read_stat, title
+from vllm_watchdog.procfs import title
 from vllm_watchdog.sim import vram
 from vllm_watchdog.tell.client import Unreachable
 
@@ -263,15 +263,16 @@ class Stage:
         return Counter(self.crowd.failed)
 
     def strays(self) -> list[str]:
-        """Marked processes that belong to no engine that runs, as `told`.  Looks when nothing changes: an engine that dies
+        """Marked processes that belong to no engine that runs, in words.  Looks when nothing changes: an engine that dies
         has processes still when the daemon has told of its end, or does not know of it yet."""
-        def found() -> tuple[str, ...] | None:
+        def found() -> list[str] | None:
             before, left = self._running(), self.host.processes()
             if before is None or before != self._running():
                 return None
-            return ("", *(told(mark, who) for mark, members in left.items() if str(mark) not in before for who in members))
+            old = [process(mark, who) for mark, members in left.items() if str(mark) not in before for who in members]
+            return ["", *old]       # none is an answer, too
 
-        return list(self.host.until(found, f"never calm for a moment ({self.standby})", self.calm_s)[1:])
+        return self.host.until(found, f"never calm for a moment ({self.standby})", self.calm_s)[1:]
 
     def _running(self) -> set[str] | None:
         """The generations that run; None: some engine is not in its usual phase."""
@@ -298,21 +299,3 @@ class Stage:
             yield
         finally:
             os.kill(self.host.daemon.pid, signal.SIGCONT)
-
-
-def told(mark: Mark, who: ProcId) -> str:
-    """A process that should not be, with what may say why it is."""
-    stat = read_stat(who.pid)
-    words = read(who.pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")[:200]
-    state = "alive" if stat and stat.alive else "dead by now"
-    seen = f"{state}, its parent {stat.ppid}, its session {stat.session}" if stat else "gone by now"
-    return f"{mark} {who.pid}, {age_s(who):.1f} s old, {seen}: {words or title(who.pid)}"
-
-
-def stranger(port: int) -> socket.socket:
-    """Somebody else's process on an engine's port; the caller closes it."""
-    taken = socket.socket()
-    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    taken.bind(("127.0.0.1", port))
-    taken.listen(1)
-    return taken
