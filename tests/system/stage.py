@@ -150,8 +150,7 @@ class Stage:
             "failover": {"stable_s": 0.5, "failback": "auto"}, "channels": {"people": {"url": self.receiver.url}},
         }
         env = {"LLM_WATCHDOG_SIM_GPU": str(self.cards), "TZ": "UTC"} | LESS_HASTY
-        self.host = Patient(folder / "host", engines, env=env,
-                            program=HASTY, **(ours | sections))
+        self.host = Patient(folder / "host", engines, env=env, program=HASTY, **(ours | sections))
         self.gateway = Gateway(self.host, port)
         self.crowd = Crowd(port, patience_s=PATIENCE_S)
         self._asking: threading.Thread | None = None
