@@ -24,6 +24,7 @@ from tests.gateway.harness import (
 )
 
 from vllm_watchdog.gateway import waits
+from vllm_watchdog.gateway.deaths import revive_s
 from vllm_watchdog.gateway.last_words import of_status_s
 from vllm_watchdog.gateway.report import Casualty
 
@@ -255,6 +256,39 @@ def test_an_engine_that_comes_back_under_the_same_name_is_used_again() -> None:
             bench.serve(again.serving(2))
             assert (await bench.complete()).status == 200
             client.close()
+
+    run(work())
+
+
+def test_a_dead_engine_that_the_route_comes_back_to_is_used_when_it_lives() -> None:
+    """A response of before is still under way there, so it is not forgotten meanwhile."""
+
+    async def fails_once(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
+        if asked.body == b"long":
+            await begin(backend, asked, writer, reader)
+        elif asked.body == b"fatal" and backend.health == 200:
+            backend.health = 503
+            writer.write(ok(b"{}", "500 Internal Server Error"))
+        else:
+            await echo(backend, asked, writer, reader)
+
+    async def work() -> None:
+        primary, other = await Backend(fails_once).start(), await Backend(name="b").start()
+        async with running() as bench:
+            bench.serve(primary.serving())
+            long = await ask(bench, b"long")
+            await long.head()
+            fatal = await ask(bench, b"fatal")
+            await until(lambda: "gateway.engine_died" in [name for name, _ in bench.said], "it is taken for dead")
+            bench.serve(other.serving())
+            assert (await fatal.answer()).json["by"] == "b"
+            await asyncio.sleep(2 * revive_s)       # nobody looks at an engine that does not serve
+            primary.health = 200
+            bench.serve(primary.serving())
+            answer = await bench.complete()
+            assert answer.json["by"] == "a"
+            for client in (long, fatal):
+                client.close()
 
     run(work())
 

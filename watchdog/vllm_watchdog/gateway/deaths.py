@@ -72,6 +72,12 @@ class Deaths:
                 self.died(station, "its port refuses connections" if status is None else f"/health says {status}")
         station.watched, station.lost = None, []
 
+    def named(self, station: Station) -> None:
+        """The route leads to it: a dead one is looked at until it lives, or the route leads elsewhere."""
+        if station.dead and not station.reviving:
+            station.reviving = True
+            self._gate.spawn(self._revive(station))
+
     async def _revive(self, station: Station) -> None:
         while station.dead and station.serves:
             await asyncio.sleep(revive_s)
@@ -79,6 +85,7 @@ class Deaths:
                 station.dead = False
                 self._gate.say("gateway.engine_back", engine=station.target.engine, generation=station.target.generation)
                 self._gate.pump_all()
+        station.reviving = False
 
     # -- the verdict
 
@@ -97,7 +104,7 @@ class Deaths:
                        why=why, in_flight=len(told))
         self._report(station.target, [each if each.verdict else each.with_verdict(words[each.id]) for each in told])
         if station.serves:
-            self._gate.spawn(self._revive(station))
+            self.named(station)
         self._gate.pump_all()
         self._gate.retire(station)
 

@@ -209,6 +209,8 @@ class Dispatcher:
                 self.deaths.died(station, "a newer generation of it serves")
             elif station.watched is not None and not station.serves:
                 self.deaths.died(station, "the route left it while it was in doubt")
+            elif station.serves:
+                self.deaths.named(station)
             self.retire(station)
         for line in gone:
             self.disband_if_gone(line)

@@ -42,6 +42,7 @@ class Station:
         self.kv_at = float("-inf")
         self.alone: Exchange | None = None  # the one that must go alone, while it is here
         self.dead = False
+        self.reviving = False               # it is looked at, whether it lives again
         self.serves = False                 # the route names it
         self.doubt_until = 0.0
         self.watched: asyncio.Task[None] | None = None
