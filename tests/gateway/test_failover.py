@@ -23,8 +23,7 @@ from tests.gateway.harness import (
     until,
 )
 
-from vllm_watchdog.gateway import waits
-from vllm_watchdog.gateway.deaths import revive_s
+from vllm_watchdog.gateway import deaths, waits
 from vllm_watchdog.gateway.last_words import of_status_s
 from vllm_watchdog.gateway.report import Casualty
 
@@ -260,8 +259,9 @@ def test_an_engine_that_comes_back_under_the_same_name_is_used_again() -> None:
     run(work())
 
 
-def test_a_dead_engine_that_the_route_comes_back_to_is_used_when_it_lives() -> None:
+def test_a_dead_engine_that_the_route_comes_back_to_is_used_when_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """A response of before is still under way there, so it is not forgotten meanwhile."""
+    monkeypatch.setattr(deaths, "revive_s", 0.02)
 
     async def fails_once(backend: Backend, asked: Asked, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
         if asked.body == b"long":
@@ -282,7 +282,8 @@ def test_a_dead_engine_that_the_route_comes_back_to_is_used_when_it_lives() -> N
             await until(lambda: "gateway.engine_died" in [name for name, _ in bench.said], "it is taken for dead")
             bench.serve(other.serving())
             assert (await fatal.answer()).json["by"] == "b"
-            await asyncio.sleep(2 * revive_s)       # nobody looks at an engine that does not serve
+            (dead,) = (station for station in bench.gateway.dispatcher.stations.values() if station.dead)
+            await until(lambda: not dead.reviving, "nobody looks at an engine that does not serve")
             primary.health = 200
             bench.serve(primary.serving())
             answer = await bench.complete()
