@@ -262,8 +262,8 @@ class Stage:
         return Counter(self.crowd.failed)
 
     def strays(self) -> list[str]:
-        """Marked processes that belong to no engine that runs, in words.  Looks when nothing changes: an engine that dies
-        has processes still when the daemon has told of its end, or does not know of it yet."""
+        """Marked processes that belong to no engine that runs, in words.  Looks when nothing changes: between two looks the
+        next generation may start, and an engine that dies has processes still when the daemon has told of its end."""
         def found() -> list[str] | None:
             before, left = self._running(), self.host.processes()
             if before is None or before != self._running():
