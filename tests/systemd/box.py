@@ -60,9 +60,13 @@ class Box:
              "unshare", "--mount", "--pid", "--fork", "--kill-child", "--uts", "--ipc", "--net", "--cgroup",
              "--propagation", "private",
              str(Path(__file__).with_name("boot")), str(ROOT), str(self._base), str(CHECKOUT), site, sys.base_prefix],
-            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True)
+            stdin=subprocess.PIPE, stdout=self._log, stderr=self._log, start_new_session=True)
         try:
             self.init = self.until(self._first, "no init")
+            # `unshare` waits outside: no controller is turned on below a group that holds a process.
+            (self.groups.parent / "cgroup.procs").write_text(str(self._outer.pid))
+            assert self._outer.stdin
+            self._outer.stdin.close()
             self.until(lambda: self.run("systemctl", "is-system-running").stdout.strip() in ("running", "degraded"),
                        "systemd does not come up")
             self.write(PROGRAM, "#!/bin/sh\nexport PYTHONPATH=/opt/llm-watchdog/src:/opt/llm-watchdog/site "
