@@ -20,6 +20,7 @@ from pydantic import SecretStr
 from vllm_watchdog.act import bundle, parts
 from vllm_watchdog.act.capture import Capture, OverrunError
 from vllm_watchdog.act.evidence import Context, Evidence
+from vllm_watchdog.act.fetch import fetch
 from vllm_watchdog.act.mask import mask, secrets_of
 from vllm_watchdog.act.parts import AbsentError, Part, Scene
 from vllm_watchdog.config_sections import Evidence as Limits
@@ -390,7 +391,7 @@ def test_a_line_of_the_kernel_has_the_incidents_own_clock() -> None:
 
 def test_metrics_are_taken_as_they_come() -> None:
     url, server = serve(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nvllm:")
-    assert parts._get(url, 5) == b"vllm:"
+    assert fetch(url, 5) == b"vllm:"
     server.join(10)
 
 
@@ -398,7 +399,7 @@ def test_a_server_that_drips_is_left_at_the_deadline() -> None:
     url, server = serve(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 50, drip_s=0.02)
     began = time.monotonic()
     with pytest.raises(OverrunError, match="no whole answer"):
-        parts._get(url, 0.2)
+        fetch(url, 0.2)
     assert time.monotonic() - began < 0.6
     server.join(10)
 
@@ -406,7 +407,7 @@ def test_a_server_that_drips_is_left_at_the_deadline() -> None:
 def test_an_error_page_is_no_metrics() -> None:
     url, server = serve(b"HTTP/1.1 503 Service Unavailable\r\n\r\nno")
     with pytest.raises(OSError, match="503"):
-        parts._get(url, 5)
+        fetch(url, 5)
     server.join(10)
 
 

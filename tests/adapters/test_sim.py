@@ -194,6 +194,7 @@ def test_max_num_seqs_bounds_what_runs_and_the_rest_waits(engine: Callable[..., 
     assert sim.metric("num_requests_running") == 2
 
 
+@pytest.mark.slow
 def test_a_full_kv_cache_preempts(engine: Callable[..., Engine]) -> None:
     sim = engine("--sim-kv-tokens", "256", "--sim-token-s", "0.005").ready()
     answers = [sim.later(lambda: sim.complete(max_tokens=150)) for _ in range(4)]
@@ -423,6 +424,7 @@ def test_ignore_term_leaves_only_the_kill(engine: Callable[..., Engine]) -> None
     assert sim.complete()[0] == 200
 
 
+@pytest.mark.slow
 def test_a_lingering_server_closes_its_port_and_stays(engine: Callable[..., Engine]) -> None:
     sim = engine("--sim-linger").ready()
     sim.core.kill()
@@ -446,6 +448,7 @@ def test_ram_and_vram_leak_when_told(engine: Callable[..., Engine], tmp_path: Pa
     wait_for(lambda: json.loads((tmp_path / f"{core.pid}.json").read_text())["used_bytes"] > before, "more VRAM")
 
 
+@pytest.mark.slow
 def test_a_flood_fills_the_log_and_slow_slows(engine: Callable[..., Engine]) -> None:
     sim = engine().ready()
     sim.fault("flood", mb_per_s=5, seconds=1)
@@ -457,6 +460,7 @@ def test_a_flood_fills_the_log_and_slow_slows(engine: Callable[..., Engine]) -> 
     assert sim.call("POST", "/sim/fault", {"name": "nonsense"})[0] == 400
 
 
+@pytest.mark.slow
 def test_a_sleep_cuts_what_runs_short_or_waits_for_it_and_what_comes_later_waits_for_the_wake(
     engine: Callable[..., Engine],
 ) -> None:
@@ -499,6 +503,7 @@ def test_development_endpoints_need_development_mode(engine: Callable[..., Engin
     assert "secret" not in sim.log
 
 
+@pytest.mark.slow
 def test_the_statistics_line_is_logged_while_tokens_flow_and_once_more(engine: Callable[..., Engine]) -> None:
     sim = engine(VLLM_LOG_STATS_INTERVAL="0.2").ready()
     sim.complete(max_tokens=20)

@@ -146,6 +146,11 @@ def test_a_request_without_a_prompt_needs_no_length() -> None:
     assert (said.code, said.out.splitlines()[0]) == (0, "POST /tokenize, no model named, 0 prompt tokens")
 
 
+def test_what_is_not_posted_to_is_asked_for_with_get() -> None:
+    said = explain("--path", "/v1/models")
+    assert (said.code, said.out.splitlines()[0]) == (0, "GET /v1/models, no model named, 0 prompt tokens")
+
+
 @pytest.mark.parametrize(("words", "problem"), [
     (("--model", "m"), "a rule depends on the length of the prompt, expected --tokens N or --file BODY.json"),
     (("--api-key", "bach", "--tokens", "1"), "--api-key bach: expected a name of gateway.keys, one of batch"),

@@ -13,7 +13,7 @@ from vllm_watchdog.core.catalog import CATALOG
 from vllm_watchdog.core.drill_verdict import BUSY_OVER, Observed, Pace, judge, pace, unfit
 from vllm_watchdog.core.drills import FAULTS, Ends, Fault, Part, Sees
 from vllm_watchdog.core.incidents import Urgency
-from vllm_watchdog.core.phrases import EVENTS
+from vllm_watchdog.core.journal_phrases import EVENTS
 from vllm_watchdog.core.plan import Limits, Standby
 
 PACE = Pace(hang_s=20.0, evidence_s=10.0, stop_s=30.0, start_s=60.0, release_s=60.0, next_s=5.0, settle_s=90.0)

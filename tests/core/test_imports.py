@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,14 @@ PURE = frozenset({
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text("utf-8"))))
+
+
 def imports(path: Path) -> Iterator[str]:
     """Every module that a file imports, wherever in it; `from package import module` names the module."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -72,7 +78,7 @@ def test_the_core_imports_only_the_standard_librarys_data_modules(path: Path) ->
 
 @pytest.mark.parametrize("path", sorted((ROOT / "core").glob("*.py")), ids=module)
 def test_the_core_asks_no_clock_and_opens_nothing(path: Path) -> None:
-    calls = [node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
+    calls = [node.func for node in nodes(path) if isinstance(node, ast.Call)]
     assert not {call.id for call in calls if isinstance(call, ast.Name)} & {"open", "print", "input", "exec", "eval"}
     assert not {call.attr for call in calls if isinstance(call, ast.Attribute)} & {"now", "utcnow", "today", "monotonic"}
 

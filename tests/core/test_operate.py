@@ -161,6 +161,11 @@ def test_a_failover_without_a_backup_is_refused() -> None:
     assert (answer.ok, answer.text) == (False, "there is no backup to change to for 'primary'")
 
 
+def test_a_failover_of_nobody_is_told_who_there_is() -> None:
+    answer = serving().ask("failback", "nope")
+    assert (answer.ok, answer.text) == (False, "no engine 'nope' is configured; there are: primary, backup")
+
+
 def test_a_failover_that_names_no_engine_changes_every_service_that_can() -> None:
     engines = (EnginePlan("a", 1, (0,)), EnginePlan("a2", 2, (0,), backup_for="a"), EnginePlan("b", 3, (1,)),
                EnginePlan("b2", 4, (1,), backup_for="b"), EnginePlan("c", 5, (2,)))
@@ -321,7 +326,7 @@ def test_a_snapshot_joins_the_open_incident() -> None:
 
 def test_a_snapshot_of_an_engine_that_is_not_configured_is_refused() -> None:
     answer = serving().ask("snapshot", "nobody")
-    assert (answer.ok, answer.text) == (False, "no engine 'nobody' is configured")
+    assert (answer.ok, answer.text) == (False, "no engine 'nobody' is configured; there are: primary, backup")
 
 
 def test_a_snapshot_without_a_name_is_one_of_every_service() -> None:

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from vllm_watchdog.core import causes, phrases, remedies
+from vllm_watchdog.core import causes, journal_phrases, phrases, remedies
 from vllm_watchdog.core.catalog import Text
 from vllm_watchdog.core.failover import Hint
-from vllm_watchdog.core.phrases import BECAUSE, DEEDS, EVENTS, filled, joined, worded
+from vllm_watchdog.core.journal_phrases import EVENTS, worded
+from vllm_watchdog.core.phrases import BECAUSE, DEEDS, filled, joined
 from vllm_watchdog.core.policy import Phase
 
 
 def texts() -> dict[str, Text]:
     found: dict[str, Text] = {}
-    for module in (causes, phrases, remedies):
+    for module in (causes, journal_phrases, phrases, remedies):
         for name, value in vars(module).items():
             for key, text in (value.items() if isinstance(value, dict) else [("", value)]):
                 if isinstance(text, Text):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import pytest
 from tests.core.scenes import finding
 
 from vllm_watchdog.core import commands as c
@@ -20,19 +21,23 @@ from vllm_watchdog.core.policy import AT_REST, HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Health, Holder, Metrics, Progress
 from vllm_watchdog.core.world import Engine, World, next_deadline
 
-LIMITS = Limits(budget=1, window_s=1e9, dead_s=0.5)
-PLAN = Plan(
-    engines=(EnginePlan("primary", 1, limits=LIMITS, max_seqs=64),
-             EnginePlan("backup", 2, backup_for="primary", limits=LIMITS, max_seqs=16)),
-    thresholds=Thresholds(kv_cache_after_s=0, clear_after_s=10),    # lowered by one sample
-    failover=FailoverPlan(after_failures=1),
-    confirm_s=1e9,      # when incidents end has tests of its own; here it would only multiply the states
-)
+LIMITS = Limits(window_s=1e9, dead_s=0.5)
 STRANGER = Holder(7, "nginx")
 STILL = Metrics(Progress(1, 1, 1, 1), running=1, waiting=0, kv_usage=0.5)
 FULL = replace(STILL, waiting=1, kv_usage=1.0)
 JUDGED = (Phase.SERVING, Phase.SUSPECT)
 ENOUGH = 2_000_000
+
+
+def plan(budget: int) -> Plan:
+    limits = replace(LIMITS, budget=budget)
+    return Plan(
+        engines=(EnginePlan("primary", 1, limits=limits, max_seqs=64),
+                 EnginePlan("backup", 2, backup_for="primary", limits=limits, max_seqs=16)),
+        thresholds=Thresholds(kv_cache_after_s=0, clear_after_s=10),    # lowered by one sample
+        failover=FailoverPlan(after_failures=1),
+        confirm_s=1e9,      # when incidents end has tests of its own; here it would only multiply the states
+    )
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,8 @@ def check(before: Scene, event: e.Event, after: Scene, commands: tuple[c.Command
     assert len(after.children) <= 1, "two engines on one card"
     for engine in world.engines:
         assert (engine.phase in HAS_CHILD) == (engine.name in after.children), (engine.name, engine.phase)
-        assert len(engine.life.failures) <= LIMITS.budget + 1 or engine.phase in AT_REST or engine.phase in HAS_CHILD
+        budget = engine.plan.limits.budget
+        assert len(engine.life.failures) <= budget + 1 or engine.phase in AT_REST or engine.phase in HAS_CHILD
     service, was = world.services[0], before.world.services[0].lowering.to
     assert service.lowering.to is None or (service.side is Side.PRIMARY and service.lowering.to == 16)
     if service.lowering.to is not None and was is None:
@@ -136,8 +142,8 @@ def check(before: Scene, event: e.Event, after: Scene, commands: tuple[c.Command
         assert next_deadline(world) > event.at, "the loop would spin"
 
 
-def walk() -> int:
-    world, commands = advance(World(), e.Booted(0.0, PLAN, 1e9, "boot"))
+def walk(budget: int) -> int:
+    world, commands = advance(World(), e.Booted(0.0, plan(budget), 1e9, "boot"))
     first = Scene(world, frozenset({"primary"}), frozenset({"primary"}))
     assert any(isinstance(command, c.Spawn) for command in commands)
     seen, todo, steps = {key(first)}, [first], 0
@@ -156,5 +162,7 @@ def walk() -> int:
     return steps
 
 
-def test_every_reachable_state_of_a_service_answers_every_event_rightly() -> None:
-    assert walk() > 10_000
+@pytest.mark.parametrize("budget", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_reachable_state_of_a_service_answers_every_event_rightly(budget: int) -> None:
+    """A restart out of the budget more than doubles the states."""
+    assert walk(budget) > 15_000 * (1 + budget)

@@ -38,6 +38,16 @@ def test_a_start_that_waits_is_told_beside_the_failure_before_it() -> None:
     assert "primary: its start waits: GPU 0 lacks 33.0 GiB" in told
 
 
+def test_what_an_open_incident_says_is_said_once() -> None:
+    scene = story()
+    scene.crash()
+    doc = scene.document()
+    doc["engines"][0] |= {"cause": "oom_runtime", "why": doc["incidents"][0]["text"]}
+    told = printed(doc)
+    assert told.count(doc["incidents"][0]["text"]) == 1
+    assert "  primary: oom_runtime\n" in "".join(line.rstrip() + "\n" for line in told.splitlines())
+
+
 def test_the_table_names_every_engine_with_its_figures() -> None:
     lines = printed(story().document()).splitlines()
     assert next(line for line in lines if line.startswith("primary")).split()[:10] == [

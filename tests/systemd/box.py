@@ -1,7 +1,8 @@
 """A machine to break: a real systemd as PID 1 in namespaces of its own, over this root file system, kept in memory.
 
 Needs root, util-linux and systemd; `missing()` says what is not there.  Nothing of it is left after `stop`: the end of
-its init is the end of every process in it, and of its mounts.
+its init is the end of every process in it, and of its mounts.  `LLM_WATCHDOG_SYSTEMD_ROOT=DIR`: over another root file
+system, for another systemd (`debootstrap --variant=minbase --include=systemd,dbus,procps trixie DIR`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 CHECKOUT = Path(__file__).parents[2]
-INIT = Path("/lib/systemd/systemd")
-TOOLS = ("unshare", "nsenter", "mount", "pivot_root", "systemd-analyze")
+ROOT = Path(os.environ.get("LLM_WATCHDOG_SYSTEMD_ROOT", "/"))
+INIT = ROOT / "usr/lib/systemd/systemd"
+TOOLS = ("unshare", "nsenter", "mount", "pivot_root")
 PYTHON = f"/opt/llm-watchdog/python/bin/python3.{sys.version_info.minor}"
 PROGRAM = "/opt/llm-watchdog/bin/llm-watchdog"
 WITHIN_S = 30.0
@@ -57,10 +59,14 @@ class Box:
             ["sh", "-c", 'echo 0 >"$0/cgroup.procs" && exec "$@"', str(self.groups),
              "unshare", "--mount", "--pid", "--fork", "--kill-child", "--uts", "--ipc", "--net", "--cgroup",
              "--propagation", "private",
-             str(Path(__file__).with_name("boot")), str(self._base), str(CHECKOUT), site, sys.base_prefix],
-            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True)
+             str(Path(__file__).with_name("boot")), str(ROOT), str(self._base), str(CHECKOUT), site, sys.base_prefix],
+            stdin=subprocess.PIPE, stdout=self._log, stderr=self._log, start_new_session=True)
         try:
             self.init = self.until(self._first, "no init")
+            # `unshare` waits outside: no controller is turned on below a group that holds a process.
+            (self.groups.parent / "cgroup.procs").write_text(str(self._outer.pid))
+            assert self._outer.stdin
+            self._outer.stdin.close()
             self.until(lambda: self.run("systemctl", "is-system-running").stdout.strip() in ("running", "degraded"),
                        "systemd does not come up")
             self.write(PROGRAM, "#!/bin/sh\nexport PYTHONPATH=/opt/llm-watchdog/src:/opt/llm-watchdog/site "

@@ -128,6 +128,6 @@ class Service:
         since = ("-S", f"@{self.said_from}")
         return self.box.ok("journalctl", "--no-pager", "-u", "llm-watchdog", "-o", "cat", *since, *options)
 
-    def ask(self, body: str = PROMPT, path: str = "/v1/completions") -> bool:
-        """A request to the engine itself: is it answered?"""
-        return self.box.run(PYTHON, "-c", POST, f"http://127.0.0.1:{self.port}{path}", body).returncode == 0
+    def ask(self, body: str = PROMPT, path: str = "/v1/completions", port: int = 0) -> bool:
+        """A request to the engine itself, the primary unless `port` is another's: is it answered?"""
+        return self.box.run(PYTHON, "-c", POST, f"http://127.0.0.1:{port or self.port}{path}", body).returncode == 0

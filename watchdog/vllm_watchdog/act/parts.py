@@ -10,18 +10,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import shutil
-import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from vllm_watchdog.act.capture import Capture, OverrunError
+from vllm_watchdog.act.fetch import fetch
 from vllm_watchdog.core.commands import Dump
 from vllm_watchdog.core.records import is_probe
 from vllm_watchdog.launch import Launch, masked, masked_env
@@ -125,7 +123,7 @@ def _processes(ours: frozenset[int]) -> Iterator[tuple[int, int, int, int, str]]
 def metrics(scene: Scene, deadline_s: float) -> str:
     if not scene.pids:
         raise AbsentError("no process of the engine was alive")     # a stranger may answer on its port
-    return _get(_launch(scene).url + "/metrics", deadline_s).decode(errors="replace")
+    return fetch(_launch(scene).url + "/metrics", deadline_s).decode(errors="replace")
 
 
 def stacks(scene: Scene, deadline_s: float) -> str:
@@ -230,7 +228,7 @@ def engine(scene: Scene, deadline_s: float) -> str:
 def _version(launch: Launch, deadline_s: float) -> str | None:
     """Asked of the engine; of its log where it does not answer."""
     try:
-        return str(json.loads(_get(launch.url + "/version", deadline_s))["version"])
+        return str(json.loads(fetch(launch.url + "/version", deadline_s))["version"])
     except (OSError, ValueError, LookupError, TypeError, OverrunError):
         try:
             found = VERSION.findall(_tail(launch.log_path))
@@ -279,23 +277,3 @@ def _said(taken: bytes | OverrunError) -> str:
 
 def _told(taken: bytes | OverrunError) -> str:
     return str(taken) if isinstance(taken, OverrunError) else taken.decode(errors="replace").rstrip()
-
-
-def _get(url: str, deadline_s: float, limit: int = 4 << 20) -> bytes:
-    """The body of an answer.  HTTP/1.0, so that it is not chunked; one deadline for all of it, drips included."""
-    until = time.monotonic() + deadline_s
-    where = urlsplit(url)
-    answer = bytearray()
-    with socket.create_connection((where.hostname or "", where.port or 80), deadline_s) as connection:
-        connection.sendall(f"GET {where.path} HTTP/1.0\r\nHost: {where.netloc}\r\n\r\n".encode())
-        while len(answer) < limit:
-            if not select.select([connection], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise OverrunError(f"{where.path} gave no whole answer in {deadline_s:g} s")
-            part = connection.recv(65536)
-            if not part:
-                break
-            answer += part
-    head, _, body = bytes(answer).partition(b"\r\n\r\n")
-    if b" 200 " not in head.split(b"\r\n", 1)[0]:
-        raise OSError(f"{where.path} answered {head[:80].decode(errors='replace').splitlines()[:1]}")
-    return body

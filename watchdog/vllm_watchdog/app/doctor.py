@@ -252,7 +252,8 @@ def _control_groups(settings: Settings, status: dict[str, Any] | None) -> Found:
         yield warn(f"Linux {os.uname().release} has no cgroup.kill", "engines are ended by process group and mark instead")
     if limited and status and not status.get("memory_limited"):
         yield warn(f"memory_max_gib of {', '.join(limited)} is not enforced",
-                   f"needs the memory controller and systemd {OUR_SYSTEMD} (docs/systemd.md)")
+                   f"needs the memory controller and systemd {OUR_SYSTEMD}; after an upgrade to it llm-watchdog install and "
+                   "handover (docs/systemd.md)")
 
 
 def _kernel_log() -> Found:

@@ -20,7 +20,7 @@ from vllm_watchdog.gateway import counting
 from vllm_watchdog.gateway.ask import Ask, ask_of
 from vllm_watchdog.gateway.budget import Budget, Engine, Verdict, budget
 from vllm_watchdog.gateway.heads import BadHeadError, RequestHead, header, parse_request
-from vllm_watchdog.gateway.routes import Kind, Route, Service, kind_of
+from vllm_watchdog.gateway.routes import GENERATION_PATHS, READ_PATHS, Kind, Route, Service, kind_of
 from vllm_watchdog.gateway.rules import Choice, choose
 from vllm_watchdog.gateway_rules import WhenDown, applicable, key_of
 from vllm_watchdog.prompt_plan import told
@@ -28,6 +28,7 @@ from vllm_watchdog.tell.client import Unreachable, call
 
 TAKEN, REFUSED, BAD = 0, 1, 2
 ask_s = 2.0
+POSTED = GENERATION_PATHS | READ_PATHS
 UNKNOWN = 1 << 62       # tokens of a prompt of which nothing is known
 
 
@@ -105,7 +106,8 @@ class Explained:
 
     def lines(self) -> Iterator[str]:
         ask = self._ask
-        words = [f"POST {ask.path}", f"model {ask.model}" if ask.model is not None else "no model named"]
+        words = [f"{self._head.method.decode()} {ask.path}",
+                 f"model {ask.model}" if ask.model is not None else "no model named"]
         if ask.tokens is not None:
             words.append(f"{'' if ask.exact else 'about '}{ask.tokens} prompt tokens")
         yield ", ".join(words)
@@ -174,8 +176,12 @@ def _allowed(service: Service) -> Budget:
 
 
 def _head(options: Namespace) -> RequestHead:
-    """The request, as a client would write it.  Raises BadRequestError."""
-    lines = [f"POST {options.path} HTTP/1.1", "Host: explain", *options.header]
+    """The request, as a client would write it: with a body where one is given, or where vLLM takes nothing else.
+
+    Raises BadRequestError.
+    """
+    posted = options.file is not None or options.path in POSTED
+    lines = [f"{'POST' if posted else 'GET'} {options.path} HTTP/1.1", "Host: explain", *options.header]
     if any(not line.isprintable() or not line.isascii() for line in lines):
         raise BadRequestError("a path or a header holds a line break or what is not ASCII, expected one line")
     if not options.path.startswith("/"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import east_asian_width
 
-from vllm_watchdog.core import lessons, story
+from vllm_watchdog.core import journal_phrases, lessons, story
 from vllm_watchdog.core import phrases as p
 from vllm_watchdog.core.catalog import CATALOG, Text
 from vllm_watchdog.core.incidents import Incident, Urgency
@@ -83,7 +83,7 @@ def _part(told: Incident, folder: Path, language: str) -> list[str]:
 
 def event(line: dict[str, Any], language: str = "en") -> str:
     """A line of the journal in words: its time, then a sentence; its fields where no sentence is known."""
-    words = p.worded(line["say"], line)
+    words = journal_phrases.worded(line["say"], line)
     if words is not None:
         return f"{line.get('wall', '')} {words.of(language)}".lstrip()
     return worded(line)

@@ -78,7 +78,8 @@ def view(doc: Doc, series: Doc, width: int) -> RenderableType:
                          ("; automatic actions are paused" if doc["paused"] else "", "yellow"), f"   ({when(doc['at'])})")
     parts: list[RenderableType] = [head, "", *(_service(doc, service) for service in doc["services"]), ""]
     parts += [_engines(doc, width)]
-    parts += [note for engine in doc["engines"] for note in _notes(engine, doc["at"])]
+    told = {incident["text"] for incident in doc["incidents"]}
+    parts += [note for engine in doc["engines"] for note in _notes(engine, doc["at"], told)]
     parts += [Text(f"  {name}: waits for its next start: {', '.join(keys)}")
               for name, keys in doc.get("pending", {}).items()]
     parts += [Text(f"waits for a restart of the daemon: {', '.join(doc['fixed'])}")] if doc.get("fixed") else []
@@ -134,12 +135,14 @@ def _row(engine: Doc, at: float) -> dict[str, Text]:
     }
 
 
-def _notes(engine: Doc, at: float) -> Iterator[Text]:
+def _notes(engine: Doc, at: float, told: set[str]) -> Iterator[Text]:
+    """`told`: what open incidents say, which is not said twice."""
     if load := engine.get("loading"):
         about = f" of about {load['about_s']:.0f} s" if load["about_s"] else ""
         yield Text(f"  {engine['name']}: {load['stage'] or 'starting'}, {at - engine['since']:.0f} s{about}", "blue")
     if engine["cause"]:
-        yield Text(f"  {engine['name']}: {engine['cause']}: {engine['why']}", "yellow")
+        why = "" if engine["why"] in told else f": {engine['why']}"
+        yield Text(f"  {engine['name']}: {engine['cause']}{why}", "yellow")
     if engine.get("waits"):
         yield Text(f"  {engine['name']}: its start waits: {engine['waits']}", "yellow")
     if engine["next_try"]:

@@ -56,10 +56,17 @@ def written(turn: Turn, event: Dumped) -> None:
     turn.world = replace(turn.world, snapshots=tuple(left))
 
 
+def _names(turn: Turn) -> list[str]:
+    return [engine.name for engine in turn.world.engines]
+
+
+def _nobody(turn: Turn, name: str | None) -> Reply:
+    return False, f"no engine {name!r} is configured; there are: {', '.join(_names(turn))}"
+
+
 def _restart(turn: Turn, event: Asked) -> Reply:
-    names = [engine.name for engine in turn.world.engines]
-    if event.engine not in names:
-        return False, f"no engine {event.engine!r} is configured; there are: {', '.join(names)}"
+    if event.engine not in _names(turn):
+        return _nobody(turn, event.engine)
     engine = turn.world.engine(event.engine)
     service = turn.world.service(engine.name)
     if service.wanted != engine.name and engine.phase is Phase.HELD:
@@ -82,6 +89,8 @@ def _restart(turn: Turn, event: Asked) -> Reply:
 def _turn(turn: Turn, event: Asked, side: Side, start: Sign) -> Reply:
     services = [service for service in turn.world.services if service.backup]
     if event.engine:
+        if event.engine not in _names(turn):
+            return _nobody(turn, event.engine)
         services = [service for service in services if event.engine in (service.name, service.backup)]
     if not services:
         return False, "there is no backup to change to" + (f" for {event.engine!r}" if event.engine else "")
@@ -134,8 +143,8 @@ def _resume(turn: Turn, _: Asked) -> Reply:
 def _snapshot(turn: Turn, event: Asked) -> Reply:
     """Into the open incident's folder, or into one of its own, which the history lists; answered when it is written."""
     names = [event.engine] if event.engine else [service.wanted for service in turn.world.services]
-    if unknown := [name for name in names if name not in {engine.name for engine in turn.world.engines}]:
-        return False, f"no engine {unknown[0]!r} is configured"
+    if unknown := [name for name in names if name not in _names(turn)]:
+        return _nobody(turn, unknown[0])
     folders = []
     for name in names:
         incident = turn.world.incident(turn.world.plan.service_of(name))

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from vllm_watchdog.core.phrases import worded
+from vllm_watchdog.core.journal_phrases import worded
 
 READERS = 32
 LATEST = 30             # lines that a new reader is told first
