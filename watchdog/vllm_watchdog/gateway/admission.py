@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from vllm_watchdog.gateway import errors
 from vllm_watchdog.gateway.ask import key_in
 from vllm_watchdog.gateway.lines import Line, Station
-from vllm_watchdog.gateway.relay import Exchange, Phase
+from vllm_watchdog.gateway.relay import Exchange
+from vllm_watchdog.gateway.request import Phase
 from vllm_watchdog.gateway.routes import Kind
 from vllm_watchdog.gateway.seats import Claim
 

@@ -18,8 +18,9 @@ from vllm_watchdog.gateway import errors
 from vllm_watchdog.gateway.last_words import patience_s
 from vllm_watchdog.gateway.lines import Line, Station
 from vllm_watchdog.gateway.quarantine import Present, Quarantine, Verdict, tokens_of
-from vllm_watchdog.gateway.relay import Exchange, Phase
+from vllm_watchdog.gateway.relay import Exchange
 from vllm_watchdog.gateway.report import Casualty, casualty
+from vllm_watchdog.gateway.request import Phase
 from vllm_watchdog.gateway.routes import Kind, Target
 from vllm_watchdog.gateway.vitals import DEAD_FROM, health
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from enum import StrEnum, auto
 from typing import TYPE_CHECKING, Any
 
 from vllm_watchdog.gateway import errors
 from vllm_watchdog.gateway.heads import SWITCHING, RequestHead, ResponseHead, encode_request
 from vllm_watchdog.gateway.last_words import Answer, broken_statuses, hung_up_s, of_status_s, patience_s
 from vllm_watchdog.gateway.reply import Reply
-from vllm_watchdog.gateway.request import Request
+from vllm_watchdog.gateway.request import Phase, Request
 from vllm_watchdog.gateway.routes import Kind
 from vllm_watchdog.gateway.seats import NO_SEAT, Claim
 
@@ -31,16 +30,6 @@ if TYPE_CHECKING:
     from vllm_watchdog.gateway.upstream import Upstream
 
 resend_limit = 1    # to an engine that lives but hung up
-
-
-class Phase(StrEnum):
-    READING = auto()
-    SIZING = auto()
-    WAITING = auto()
-    SENT = auto()
-    DOUBTED = auto()
-    BEGUN = auto()
-    DONE = auto()
 
 
 class Exchange(Request):

@@ -1,13 +1,25 @@
-"""A request as the client sent it: head, body while somebody may need it, and what is known of it.  Does nothing."""
+"""A request as the client sent it: head, body while somebody may need it, what is known of it, the phases of its way.  Does
+nothing."""
 
 from __future__ import annotations
 
+from enum import StrEnum, auto
 from hashlib import blake2b
 
 from vllm_watchdog.gateway.ask import Ask, ask_of
 from vllm_watchdog.gateway.heads import RequestHead
 from vllm_watchdog.gateway.quarantine import tokens_of
 from vllm_watchdog.gateway.routes import Kind
+
+
+class Phase(StrEnum):
+    READING = auto()
+    SIZING = auto()
+    WAITING = auto()
+    SENT = auto()
+    DOUBTED = auto()
+    BEGUN = auto()
+    DONE = auto()
 
 
 class Request:
