@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from vllm_watchdog import proc
-from vllm_watchdog.act import members
+from vllm_watchdog.act import hands, members
 from vllm_watchdog.act.hands import Hands
 from vllm_watchdog.act.members import Members, titled
 from vllm_watchdog.core.commands import Kill, Spawn, Term
@@ -145,6 +145,16 @@ def test_neither_a_fork_nor_what_has_no_title_is_missed(tree: Tree) -> None:
     tree.end("worker")
     died = tree.next()
     assert isinstance(died, MemberDied) and died.name == WORKER
+
+
+def test_a_core_is_told_before_its_worker_whichever_is_seen_first(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hands, "TOGETHER_S", 1.0)
+    tree.watch()
+    tree.end("worker")
+    until(lambda: len(tree.hands._members.fds) == 1)        # seen, and the rest is waited for
+    tree.end("core")
+    names = [died.name for died in (tree.next(), tree.next()) if isinstance(died, MemberDied)]
+    assert names == [CORE, WORKER]
 
 
 def test_what_ends_after_we_asked_it_to_stop_is_no_news(tree: Tree) -> None:

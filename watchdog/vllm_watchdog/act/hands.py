@@ -19,7 +19,7 @@ from contextlib import suppress
 from math import inf
 
 from vllm_watchdog.act.leader import Leader, adopt, spawn
-from vllm_watchdog.act.members import Members, Titled, titled
+from vllm_watchdog.act.members import Members, Titled, ends_with_its_core, titled
 from vllm_watchdog.act.purge import Purge, ended_children, reap
 from vllm_watchdog.act.step import RefusedError, Step
 from vllm_watchdog.cgroup import Group, Groups
@@ -172,7 +172,9 @@ class Hands:
         if died and select.select([leader.fd], [], [], TOGETHER_S)[0]:
             self._notice_death()
             return
-        for pid, name in died:
+        if died:
+            died += self._members.died(set(select.select(self._members.fds, [], [], 0)[0]))
+        for pid, name in sorted(died, key=ends_with_its_core):
             self._post(MemberDied(self._clock(), leader.mark, pid, name))
         if self._sampled and self._sampled[0] == leader.mark:
             self._members.learn(self._sampled[1], leader.who.pid)

@@ -14,6 +14,7 @@ from vllm_watchdog.core.readings import Process
 from vllm_watchdog.proc import hold, read_stat, title
 
 TITLE = "VLLM::"
+WORKER = "VLLM::Worker"
 MOST = 64       # of one engine; eight cards have some 30
 
 Titled = frozenset[tuple[int, str]]
@@ -22,6 +23,11 @@ Titled = frozenset[tuple[int, str]]
 def titled(processes: Iterable[Process]) -> Titled:
     """PID and title of those that vLLM named."""
     return frozenset((process.pid, process.name) for process in processes if process.name.startswith(TITLE))
+
+
+def ends_with_its_core(member: tuple[int, str]) -> bool:
+    """A worker does, and may be seen to be dead before the core, whose files close before it has ended."""
+    return member[1].startswith(WORKER)
 
 
 class Members:
