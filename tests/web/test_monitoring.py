@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard of docs/monitoring, against what the exporter really says."""
+"""The alert rules and the dashboard of docs/monitoring, against what the exporters really say."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.core.scenes import finding, gpu, mark
+from tests.gateway.harness import Backend, run, running, until
 from tests.web.site import story
 
 from vllm_watchdog.core import events as e
@@ -40,11 +41,27 @@ def page() -> str:
     return exposition(document, document["at"], {}, "")[0].decode()
 
 
+def gateway_page() -> str:
+    """A scrape of a gateway whose engine takes four at a time, after it has refused one."""
+    pages: list[str] = []
+
+    async def work() -> None:
+        backend = await Backend().start()
+        async with running(hold_s=0) as bench:
+            assert (await bench.ask("POST", "/v1/completions", b"{}")).status == 503
+            bench.serve(backend.serving(), max_concurrent=4)
+            await until(lambda: any(line.open for line in bench.gateway.dispatcher.lines.values()), "it serves")
+            pages.append((await bench.ask("GET", "/metrics")).body.decode())
+
+    run(work())
+    return pages[0]
+
+
 @pytest.fixture(scope="module")
 def told() -> dict[str, set[str]]:
     """By sample name, its labels."""
     evening = exposition(story().document(), 0.0, {}, "")[0].decode()
-    samples = [sample for text in (evening, page()) for family in text_string_to_metric_families(text)
+    samples = [sample for text in (evening, page(), gateway_page()) for family in text_string_to_metric_families(text)
                for sample in family.samples]
     found: dict[str, set[str]] = {}
     for sample in samples:
@@ -64,7 +81,8 @@ def expressions() -> list[tuple[str, str]]:
 def test_every_query_asks_for_what_is_exported(told: dict[str, set[str]], where: str, expr: str) -> None:
     bare = re.sub(r'"[^"]*"', '""', expr)
     selectors = re.findall(r"([a-z_:]+)\{([^}]*)\}", bare)
-    names = set(re.findall(r"\b(?:llm_watchdog|vllm)_[a-z_]+", re.sub(r"\{[^}]*\}|\([a-z_, ]*\)", "", bare)))
+    unlabelled = re.sub(r"\{[^}]*\}|(?:by|on|ignoring|group_left) *\([a-z_, ]*\)", "", bare)
+    names = set(re.findall(r"\b(?:llm_watchdog|vllm)_[a-z_]+", unlabelled))
     assert names or expr.startswith("up{"), expr
     assert names <= set(told), names - set(told)
     for name, inside in selectors:
