@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def test_a_body_is_counted(here: Path) -> None:
     body = here / "body.json"
     body.write_text(json.dumps({"model": "m", "prompt": "word " * 10_000}))
     said = explain("--path", "/v1/completions", "--file", str(body))
-    assert said.out.startswith("POST /v1/completions, model m, about 12507 prompt tokens\n"), "a model without a tokenizer"
+    assert said.out.startswith("POST /v1/completions, model m, some 12507 prompt tokens by its size\n"), "no tokenizer here"
     assert "service long: rule 1 matches\n" in said.out
 
 
@@ -139,6 +140,37 @@ def test_a_body_is_counted_by_the_models_own_tokenizer(here: Path) -> None:
     said = explain("--file", str(body))
     assert said.code == 1
     assert "\nthe gateway refuses it where its length matters: messages: expected a list\n" in said.out
+
+
+def test_a_body_is_counted_by_the_engine_that_serves_where_no_tokenizer_is_here(here: Path) -> None:
+    class Engine(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.dumps({"count": said["prompt"].count("word"), "max_model_len": 8192}).encode()
+            self.send_response(200 if self.path == "/tokenize" else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Not on stderr."""
+
+    body = here / "body.json"
+    body.write_text(json.dumps({"model": "m", "prompt": "word " * 5000}))
+    with HTTPServer(("127.0.0.1", 0), Engine) as engine, daemon(here, short="short", long="long"):
+        threading.Thread(target=engine.serve_forever, args=(0.01,), daemon=True).start()
+        (here / "config.toml").write_text(CONFIG.replace("port = 8100", f"port = {engine.server_port}"))
+        said = explain("--path", "/v1/completions", "--file", str(body))
+        engine.shutdown()
+    assert said.out.startswith("POST /v1/completions, model m, 5000 prompt tokens\n"), "6257 by its size, which is long"
+    assert (said.code, "service short: " in said.out) == (0, True)
+
+
+@pytest.mark.parametrize("text", ["{bad", "[1]", "", "1" * 5000, "[" * 100_000])
+def test_a_file_that_holds_no_request_is_said(here: Path, text: str) -> None:
+    (here / "body.json").write_text(text)
+    said = explain("--path", "/v1/completions", "--file", "body.json")
+    assert (said.code, said.err) == (2, "body.json: expected a JSON object, the body of a request to /v1/completions\n")
 
 
 def test_a_request_without_a_prompt_needs_no_length() -> None:

@@ -476,6 +476,8 @@ def test_health_and_models_answer_for_the_service() -> None:
             assert (await bench.ask("GET", "/health")).status == 200
             assert (await bench.ask("HEAD", "/health")).body == b""
             assert (await bench.ask("GET", "/v1/models")).json["target"] == "/v1/models"  # the engine's own
+            metrics = bench.gateway.dispatcher.metrics
+            assert (metrics.requests, metrics.statuses) == (6, {200: 5, 503: 1}), "each request has its answer counted"
 
     run(work())
 

@@ -42,6 +42,7 @@ PHASES: dict[str, dict[str, str]] = {       # of every engine, while nothing is 
     "hot": {"primary": "serving", "backup": "serving"},
 }
 SHARES = {"none": (0.85, 0.0), "cold": (0.85, 0.5), "sleeping": (0.85, 0.5), "hot": (0.5, 0.4)}
+LOAD_IDLE_S = 30.0      # one that is stopped while it loads is noticed by this
 HANG: Doc = {"still_s": 0.6, "probe_s": 2.0, "patience_s": 1.0, "dead_s": 1.5}      # patient enough for two busy cores
 LESS_HASTY = {"HASTY_RELEASE_S": "10", "HASTY_CONFIRM_S": "2", "HASTY_KILL_S": "30"}      # for busy cores
 LOADED = (4, 2)     # clients, of whom some ask for streams
@@ -139,10 +140,11 @@ class Stage:
         (self.cards / "gpu.json").write_text(json.dumps({"total_bytes": CARD, "count": 2}))
         self.receiver = Receiver()
         share, other = SHARES[standby]
-        engines = {"primary": engine(sim={"token_s": TOKEN_S}, gpus=[0, 1], stop_timeout_s=1,
+        engines = {"primary": engine(sim={"token_s": TOKEN_S}, gpus=[0, 1], stop_timeout_s=1, load_idle_s=LOAD_IDLE_S,
                                      args={"gpu-memory-utilization": share, "tensor-parallel-size": 2})}
         if standby != "none":
-            engines["backup"] = backup("primary", standby=standby, args={"gpu-memory-utilization": other})
+            engines["backup"] = backup("primary", standby=standby, args={"gpu-memory-utilization": other},
+                                       load_idle_s=LOAD_IDLE_S)
         port = free_port()
         ours: dict[str, Doc] = {
             "hang": HANG, "gateway": {"listen": f"127.0.0.1:{port}", "hold_s": 2 * PATIENCE_S}, "restart": {"budget": 1000},

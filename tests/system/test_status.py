@@ -116,6 +116,7 @@ def test_watching_goes_on_without_a_daemon_and_says_so() -> None:
         return turn
 
     def pause(_: float) -> None:
+        assert "primary" in out.getvalue(), "each as it comes, also in a file"
         pauses.append(1)
         if len(pauses) == 2:
             raise KeyboardInterrupt

@@ -46,6 +46,7 @@ def _lines(settings: Settings) -> Iterator[str]:
     yield from _limits(settings, plan)
     yield from _lowering(plan)
     yield from rules_table.told(settings)
+    yield f"clients: the gateway listens on {settings.gateway.listen}; status page and metrics: {settings.daemon.listen}"
     channels = (f"{name} ({address(channel).kind})" for name, channel in settings.alerts.channels.items())
     yield f"alerts: {', '.join(channels) or 'no channel, nobody is told'}"
     yield f"state in {settings.daemon.state_dir}, logs in {settings.daemon.log_dir}"

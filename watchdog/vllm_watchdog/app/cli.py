@@ -121,7 +121,7 @@ def _tokens(text: str) -> int:
     with contextlib.suppress(ValueError):
         if 0 <= (number := int(text)) <= 1 << 30:
             return number
-    raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of tokens")
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of tokens, 0 or more")
 
 
 def _add_drill(drill: argparse.ArgumentParser) -> None:

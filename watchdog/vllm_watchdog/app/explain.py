@@ -1,11 +1,13 @@
 """`llm-watchdog explain`: which rule a request meets, which service gets it, and how long its prompt may be there.
 
 From the configuration, by the gateway's own code; where the daemon answers, with who serves now, else as if all did.
-Blocks on reading a file and on the daemon, for at most `ask_s`.
+Blocks on reading a file, on the daemon for at most `ask_s`, and, where no tokenizer is here, on the engine that serves.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +22,9 @@ from vllm_watchdog.gateway import counting
 from vllm_watchdog.gateway.ask import Ask, ask_of
 from vllm_watchdog.gateway.budget import Budget, Engine, Verdict, budget
 from vllm_watchdog.gateway.heads import BadHeadError, RequestHead, header, parse_request
-from vllm_watchdog.gateway.routes import GENERATION_PATHS, READ_PATHS, Kind, Route, Service, kind_of
+from vllm_watchdog.gateway.learn import tokenized
+from vllm_watchdog.gateway.quarantine import tokens_of
+from vllm_watchdog.gateway.routes import GENERATION_PATHS, READ_PATHS, Kind, Route, Service, Target, kind_of
 from vllm_watchdog.gateway.rules import Choice, choose
 from vllm_watchdog.gateway_rules import WhenDown, applicable, key_of
 from vllm_watchdog.prompt_plan import told
@@ -48,10 +52,10 @@ class Explained:
 
     def __init__(self, settings: Settings, options: Namespace) -> None:
         self._settings, self._models = settings, models_by_service(settings)
-        launches = settings.launches()
+        launches = self._launches = settings.launches()
         services = tuple(Service(name, models, prompt=launches[name].prompt) for name, models in self._models.items())
         self._route = Route(0, services, settings.rules())
-        self._down, self._now = _state(settings)
+        self._now, self._serving = _state(settings)
         self._head = _head(options)
         self._bad = ""
         self._ask = self._asked(options)
@@ -70,6 +74,8 @@ class Explained:
         if options.file is None:
             ask = replace(ask, bound=UNKNOWN)
             return ask if options.tokens is None else replace(ask, tokens=options.tokens, longest=options.tokens, exact=True)
+        if not _is_object(body):
+            raise BadRequestError(f"{options.file}: expected a JSON object, the body of a request to {ask.path}")
         return self._counted(ask, body)
 
     def _key(self, name: str | None) -> str:
@@ -80,7 +86,7 @@ class Explained:
         return key_of(keys[name].get_secret_value().encode()) if name is not None else ""
 
     def _counted(self, ask: Ask, body: bytes) -> Ask:
-        """As the gateway does it; without a tokenizer by its estimate."""
+        """As the gateway does it: by the model's tokenizer, by the engine, by an estimate."""
         usual = self._route.pick(ask.model)
         said: dict[str, Any] = {"lacks": ""}
         if usual is not None:
@@ -88,15 +94,27 @@ class Explained:
         if "bad" in said:
             self._bad = str(said["bad"])
         if "tokens" not in said:
-            said = {"tokens": len(body) // 4, "longest": len(body) // 4, "exact": False, "max_tokens": None}
+            counted = self._by_engine(usual, body)
+            tokens = tokens_of(len(body)) if counted is None else counted
+            said = {"tokens": tokens, "longest": tokens, "exact": counted is not None, "max_tokens": None}
         return replace(ask, **{key: said[key] for key in ("tokens", "longest", "exact", "max_tokens")})
+
+    def _by_engine(self, service: Service | None, body: bytes) -> int | None:
+        """By the /tokenize of the one that serves; None: nobody does, or it does not say."""
+        name = self._serving.get(service.name) if service is not None else None
+        if name is None or name not in self._launches:
+            return None
+        launch = self._launches[name]
+        shown = f"Bearer {launch.api_key.get_secret_value()}".encode() if launch.api_key else b""
+        host = launch.url.removeprefix("http://").rpartition(":")[0].strip("[]")
+        return asyncio.run(tokenized(Target(name, 0, host, launch.port), body, shown))
 
     def _header(self, name: str) -> str | None:
         value = header(self._head, name.encode())
         return None if value is None else value.decode("latin-1")
 
     def _up(self, service: Service) -> bool:
-        return service.name not in self._down
+        return self._serving.get(service.name, "") is not None      # as if all did, where that is not known
 
     def _room(self, service: Service) -> bool:
         most = _allowed(service).longest
@@ -109,7 +127,7 @@ class Explained:
         words = [f"{self._head.method.decode()} {ask.path}",
                  f"model {ask.model}" if ask.model is not None else "no model named"]
         if ask.tokens is not None:
-            words.append(f"{'' if ask.exact else 'about '}{ask.tokens} prompt tokens")
+            words.append(f"{ask.tokens} prompt tokens" if ask.exact else f"some {ask.tokens} prompt tokens by its size")
         yield ", ".join(words)
         if self._bad:
             yield f"the gateway refuses it where its length matters: {self._bad}"
@@ -206,15 +224,22 @@ def _body(path: Path, limit: int) -> bytes:
     return body
 
 
-def _state(settings: Settings) -> tuple[frozenset[str], dict[str, str]]:
-    """Services that nobody serves, and each in words; nothing where the daemon does not answer."""
+def _is_object(body: bytes) -> bool:
+    try:
+        return isinstance(json.loads(body), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _state(settings: Settings) -> tuple[dict[str, str], dict[str, str | None]]:
+    """Each service in words, and who serves it (None: nobody); nothing where the daemon does not answer."""
     try:
         services = call(settings.daemon.socket, {"verb": "status"}, ask_s)["services"]
     except (Unreachable, KeyError):
-        return frozenset(), {}
+        return {}, {}
     words = {}
     for service in services:
         lowered = service.get("lowered")
         said = f"{service['serving']} serves" if service["serving"] else f"down, {service['wanted']} is wanted"
         words[service["name"]] = said + (f", {lowered['to']} requests at a time" if lowered else "")
-    return frozenset(service["name"] for service in services if service["serving"] is None), words
+    return words, {service["name"]: service["serving"] for service in services}

@@ -52,7 +52,8 @@ def show(doc: Doc, series: Doc, as_json: bool, screen: Console) -> int:
 
 def watch(ask: Callable[[], tuple[Doc, Doc]], screen: Console, unreachable: type[Exception],
           pause: Callable[[float], None] = time.sleep) -> int:
-    """Until Ctrl-C: the screen again each second; while nobody answers, the last one and since when."""
+    """Until Ctrl-C: the screen again each second, in a file or a pipe below the last one; while nobody answers, the last
+    one and since when."""
     doc: Doc | None = None
     series: Doc = {}
     seen = time.monotonic()
@@ -66,7 +67,12 @@ def watch(ask: Callable[[], tuple[Doc, Doc]], screen: Console, unreachable: type
                 lost = Text(f"no contact for {time.monotonic() - seen:.0f} s: {error}", "bold red")
             try:
                 seen_last = [view(doc, series, screen.width)] if doc else []
-                live.update(Group(*([lost] if lost else []), *seen_last), refresh=True)
+                told = Group(*([lost] if lost else []), *seen_last)
+                if screen.is_terminal:
+                    live.update(told, refresh=True)
+                else:
+                    screen.print(told, soft_wrap=True)
+                    screen.file.flush()
                 pause(WATCH_S)
             except KeyboardInterrupt:
                 return code

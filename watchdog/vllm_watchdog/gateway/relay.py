@@ -268,6 +268,7 @@ class Exchange(Request):
 
     def reply(self, status: int, body: bytes, kind: str) -> None:
         """An answer for the service or the gateway."""
+        self._gate.metrics.began(status, None)
         self._finish(self._reply.own(status, body, kind))
 
     def cancel(self) -> None:
