@@ -119,7 +119,7 @@ def test_every_fault_keeps_its_promises_in_the_sandbox_and_nothing_is_left_behin
         broken = {result["fault"]: [check for check in result["checks"] if not check["kept"]] for result in results}
         assert not any(broken.values()), (broken, err)
         for result in results:
-            assert not result["skipped"] or result["skipped"].startswith("not possible here: "), result["skipped"]
+            assert not result["skipped"] or result["skipped"].startswith("not possible here: "), (result["skipped"], err)
         assert drill.returncode == 0
         assert report.read_text("utf-8").count("<svg") == sum(not result["skipped"] for result in results)
     assert set(folder.iterdir()) == set(halves)

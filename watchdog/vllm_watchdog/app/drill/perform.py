@@ -23,6 +23,7 @@ from vllm_watchdog.tell.client import Unreachable
 
 LOOK_S = 0.05
 CALM_S = 0.25           # between two questions to the daemon
+CALM_LOOKS = 2          # in a row: what was asked for may be under way still
 WARM_S = 20.0           # the clients' first answers
 ASK_AGAIN_S = 5.0
 NOTE_S = 0.2            # journal lines of what has just happened are on disk by then
@@ -143,12 +144,13 @@ class Drill:
 
     def _settled(self, limit: float) -> bool:
         """Waits until every engine is as it was; asks for what an operator would ask for, where all was well before."""
-        asked, asked_at, end = "", 0.0, time.monotonic() + limit
+        asked, asked_at, end, looks = "", 0.0, time.monotonic() + limit, 0
         while time.monotonic() < end:
             doc = self.site.report()
             self._own_up()
             amiss = set(unfit(doc, self.site.service) if doc else ("the daemon does not answer",)) - self.amiss
-            if not amiss and self._told() and self._saved():
+            looks = 0 if amiss or not self._told() or not self._saved() else looks + 1
+            if looks == CALM_LOOKS:
                 return True
             verb = self._remedy(doc) if doc and not self.amiss else ""
             if verb and (verb != asked or time.monotonic() - asked_at > ASK_AGAIN_S):
