@@ -35,6 +35,7 @@ from vllm_watchdog.tell.client import Unreachable
 from vllm_watchdog.tell.lock import Busy, Lock
 
 LOCK = "drill.lock"
+CALM_AGAIN_S, LOOK_S = 30.0, 0.25
 ONLY_SANDBOX = "only in a sandbox: it touches more than the service's own processes"
 
 
@@ -200,10 +201,18 @@ def tried(site: Site, fault: Fault, wish: Wish, tell: Callable[[str], None]) -> 
     if fault.name in APART:
         with tempfile.TemporaryDirectory(prefix="llm-watchdog-drill-") as folder:
             return perform_apart(fault, Path(folder), tell)
-    if (reasons := unfit(site.status(), site.service)) and not wish.force:
+    if not wish.force and (reasons := waited_for(site)):
         return Result(fault.name, skipped=f"the host is not calm: {'; '.join(reasons)}")
     inject: Mapping[str, Callable[[Any], Any]] = {**OURS, **(SANDBOXED if isinstance(site, Sandbox) else {})}
     return perform(site, fault, inject[fault.name], tell)
+
+
+def waited_for(site: Site) -> tuple[str, ...]:
+    """What is amiss still, after `CALM_AGAIN_S`: on a busy host something may have happened since the last drill."""
+    end = time.monotonic() + CALM_AGAIN_S
+    while (reasons := unfit(site.status(), site.service)) and time.monotonic() < end:
+        time.sleep(LOOK_S)
+    return reasons
 
 
 def summary(results: Sequence[Result], tell: Callable[[str], None]) -> int:
