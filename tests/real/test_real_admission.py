@@ -18,7 +18,7 @@ from tests.system.test_gateway import gateway
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 CACHE, BLOCK = 32_768, 32
-ARGS: Doc = {"max-model-len": 16_384, "max-num-seqs": 8, "max-num-batched-tokens": 512, "long-prefill-token-threshold": 128,
+ARGS: Doc = {"max-model-len": 16_384, "max-num-seqs": 8, "max-num-batched-tokens": 512, "long-prefill-token-threshold": 16,
              "block-size": BLOCK, "num-gpu-blocks-override": CACHE // BLOCK, "enable-prefix-caching": False}
 SHORTS, LONGS, SECONDS = 2, 4, 30.0
 SIZES = ((10, 30), (2400, 2800))        # words of four bytes; a byte is a token of this model
