@@ -1,7 +1,8 @@
 """`llm-watchdog explain`: which rule a request meets, which service gets it, and how long its prompt may be there.
 
 From the configuration, by the gateway's own code; where the daemon answers, with who serves now, else as if all did.
-Blocks on reading a file, on the daemon for at most `ask_s`, and, where no tokenizer is here, on the engine that serves.
+Blocks on reading a file, on the daemon for at most `ask_s`, and, where no tokenizer is here, on the engine that serves, for
+as long as the gateway would wait for its word.
 """
 
 from __future__ import annotations
