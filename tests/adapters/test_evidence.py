@@ -95,7 +95,7 @@ def test_a_bundle_holds_every_part_that_this_host_has(bench: Bench) -> None:
         assert engine.stdout
         engine.stdout.readline()
         began = time.monotonic()
-        context = Context('{"gpus": [{"index": 0}]}', ("at,rss", "1.0,2"), (engine.pid,))
+        context = Context(lambda: {"gpus": [{"index": 0}]}, lambda: ("at,rss", "1.0,2"), (engine.pid,))
         dumped = bench.dump(context)
         took = time.monotonic() - began
         engine.kill()
@@ -128,8 +128,8 @@ def test_no_secret_is_in_a_bundle(bench: Bench) -> None:
         "non-default args: {'api_key': ['hush-hush-1']}\nHF_TOKEN=hf-secret-2\nAuthorization: Bearer top-secret-3\n"
         "env top-secret-3 and https://me:pw-secret-4@host/x MY_PASSWORD='pw-secret-4'\n"
     )
-    report = json.dumps({"url": "https://user:pw-secret-4@hooks/1"})
-    folder = Path(bench.dump(Context(report)).folder)
+    report = {"url": "https://user:pw-secret-4@hooks/1"}
+    folder = Path(bench.dump(Context(lambda: report)).folder)
     everything = "".join(path.read_text() for path in folder.iterdir())
     for secret in ("hush-hush-1", "hf-secret-2", "top-secret-3", "pw-secret-4"):
         assert secret not in everything

@@ -167,12 +167,12 @@ def test_an_empty_card_and_an_empty_host_are_drawn_at_the_bottom() -> None:
 def test_points_that_begin_after_the_incident_leave_the_earlier_plot(pages: Pages, tmp_path: Path) -> None:
     made = whole()
     assert plotted(made, points(first=made.wall_opened + 1)) == ""
-    pages.write(made, tuple(points()))
+    pages.write(made, lambda: tuple(points()))
     pages.stop(5.0)
     drawn = (tmp_path / "incidents" / made.id / "memory.svg").read_text()
     again = Pages(tmp_path / "incidents", Clock(), Said())
     again.start()
-    again.write(made, tuple(points(first=made.wall_opened + 1)))
+    again.write(made, lambda: tuple(points(first=made.wall_opened + 1)))
     again.stop(5.0)
     assert (tmp_path / "incidents" / made.id / "memory.svg").read_text() == drawn
     assert "memory.svg" in (tmp_path / "incidents" / made.id / "README.md").read_text("utf-8")

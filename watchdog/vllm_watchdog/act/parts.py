@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vllm_watchdog.act.capture import Capture, OverrunError
 from vllm_watchdog.act.fetch import fetch
@@ -42,12 +43,13 @@ class AbsentError(Exception):
 class Context:
     """What only the loop knows at the moment of a dump.
 
-    `report` is the status document as JSON text, `samples` CSV lines of the last quarter of an hour with the heading first,
-    `pids` the processes of the generation with the leader first; empty: not sampled yet.
+    `report` makes the status document of that moment, `samples` the CSV lines of the last quarter of an hour, with the
+    heading first: both are called in a thread of the bundle's.  `pids` are the processes of the generation with the leader
+    first; empty: not sampled yet.
     """
 
-    report: str = "{}"
-    samples: tuple[str, ...] = ()
+    report: Callable[[], dict[str, Any]] = dict
+    samples: Callable[[], tuple[str, ...]] = tuple
     pids: tuple[int, ...] = ()
 
 
@@ -100,7 +102,7 @@ def nvidia_smi(scene: Scene, deadline_s: float) -> str:
 
 def gpu_processes(scene: Scene, _: float) -> str:
     """As last sampled: asking the driver again may hang."""
-    return json.dumps(json.loads(scene.context.report).get("gpus"), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(scene.context.report().get("gpus"), indent=2, ensure_ascii=False) + "\n"
 
 
 def ps(scene: Scene, _: float) -> str:
@@ -238,13 +240,13 @@ def _version(launch: Launch, deadline_s: float) -> str | None:
 
 
 def samples(scene: Scene, _: float) -> str:
-    if not scene.context.samples:
+    if not (lines := scene.context.samples()):
         raise AbsentError("nothing was sampled yet")
-    return "\n".join((*scene.context.samples, ""))
+    return "\n".join((*lines, ""))
 
 
 def report(scene: Scene, _: float) -> str:
-    return scene.context.report
+    return json.dumps(scene.context.report(), indent=1, ensure_ascii=False)
 
 
 PARTS = (

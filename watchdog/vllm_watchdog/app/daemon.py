@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
@@ -93,7 +94,7 @@ class Daemon:
         self._act()
         self._execute: dict[type[c.Command], Callable[[Any], None]] = self.engines.do | {
             c.SampleGpus: lambda _: self.gpus.wake(asked=True),
-            c.Dump: lambda command: self.evidence.do(command, context(self.world, command.mark, self.sampler.rows())),
+            c.Dump: lambda command: self.evidence.do(command, context(self.world, command.mark, self.sampler.rows)),
             c.Record: self._record,
             c.Alert: self._alert, c.Answer: self.control.answer, c.Say: self._decided, c.Quit: lambda _: None,
         }
@@ -260,7 +261,7 @@ class Daemon:
 
     def _record(self, command: c.Record) -> None:
         self.history.record(command.incident)
-        self.pages.write(command.incident, self.sampler.points(command.incident.engine))
+        self.pages.write(command.incident, partial(self.sampler.points, command.incident.engine))
 
     def _alert(self, command: c.Alert) -> None:
         incident = command.incident

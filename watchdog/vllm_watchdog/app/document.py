@@ -5,7 +5,6 @@ Pure: the world and what it needs are arguments.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,11 +28,11 @@ def document(world: World, totals: Totals, profile: Callable[[str], Mapping[str,
     return shown | {"totals": told(totals, world.wall_offset)}
 
 
-def context(world: World, mark: Mark | None, samples: tuple[str, ...]) -> Context:
+def context(world: World, mark: Mark | None, samples: Callable[[], tuple[str, ...]]) -> Context:
     """Of a bundle about the engine `mark` (None: about the host)."""
     engine = next((engine for engine in world.engines if engine.mark == mark), None)
     return Context(
-        report=json.dumps(report(world), indent=1, ensure_ascii=False),
+        report=lambda: report(world),
         samples=samples,
         pids=tuple(process.pid for process in engine.tree.processes) if engine and engine.tree else (),
     )

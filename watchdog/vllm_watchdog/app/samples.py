@@ -2,66 +2,77 @@
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from operator import itemgetter
 
-from vllm_watchdog.core.policy import HAS_CHILD
+from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, Metrics, Unknown
 from vllm_watchdog.core.world import Engine, World
 from vllm_watchdog.tell.plot import Point
 from vllm_watchdog.tell.samples import Sample
+from vllm_watchdog.tell.track import Track
 
 KEPT_S = 900.0      # an incident's plot shows ten minutes before it and five after it
-KEPT = 600 * 4      # ... but no more rows: ten minutes of one row a second and engine, for four engines
+KEPT_ROWS = 1_200   # ... but no more of one engine: four in three seconds
 FIGURES = ("rss_bytes", "cpu", "vram_bytes", "kv_usage", "running", "waiting")
 HEADER = ",".join(("time", "engine", "generation", "phase", "rss_bytes", "cpu_cores", *FIGURES[2:]))
+# Columns beside FIGURES; `at` in monotonic, `wall` in epoch seconds, `card:INDEX` what is in use of each of its cards.
+AT, WALL, GENERATION, PHASE, CARD = "at", "wall", "generation", "phase", "card:"
+PHASES = tuple(Phase)
 HELD = "held:"      # figures of a card: bytes by engine ...
 OTHERS = "others"   # ... and of all that is not ours
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One look at one engine: monotonic seconds, a line of CSV, a point of its plot."""
-
-    at: float
-    engine: str
-    line: str
-    point: Point
-
-
 class Sampler:
-    """Taken by one thread; others read copies, each made in one step: to walk a deque that grows meanwhile is an error."""
+    """Taken by one thread; anybody may read."""
 
     def __init__(self) -> None:
-        self._rows: deque[Row] = deque(maxlen=KEPT)
+        self._tracks: dict[str, Track] = {}
+        self._newest = 0.0      # when, monotonic seconds
+        self._lock = threading.Lock()       # over the tracks, for copying them
         self._counted: dict[str, tuple[int, float, float]] = {}     # engine: generation, wall, tokens
 
     def take(self, world: World) -> list[Sample]:
         """One sample an engine that has a process, one a card."""
         wall = world.at + world.wall_offset
-        while self._rows and self._rows[0].at <= world.at - KEPT_S:
-            self._rows.popleft()
         samples = [] if isinstance(world.gpus, Unknown) else [_card(gpu, wall) for gpu in world.gpus]
         for engine in world.engines:
             if engine.phase in HAS_CHILD:
                 sample = Sample(f"engine/{engine.name}", wall, dict(self._engine(world, engine, wall)))
-                known = (sample.figures.get(name) for name in FIGURES)
-                texts = ("" if figure is None else f"{figure:.10g}" for figure in known)
-                line = ",".join((f"{wall:.3f}", engine.name, str(engine.generation), engine.phase.value, *texts))
-                point = Point(wall, _cards(world, engine), engine.tree.rss_bytes if engine.tree else None,
-                              sample.figures.get("kv_usage"))
-                self._rows.append(Row(world.at, engine.name, line, point))
                 samples.append(sample)
+                known = {name: sample.figures[name] for name in FIGURES if name in sample.figures}
+                self._keep(engine.name, {
+                    AT: world.at, WALL: wall, GENERATION: engine.generation, PHASE: PHASES.index(engine.phase),
+                    **known, **dict(_cards(world, engine))})
         return samples
+
+    def _keep(self, engine: str, figures: dict[str, float]) -> None:
+        with self._lock:
+            if engine not in self._tracks:
+                self._tracks[engine] = Track(KEPT_ROWS)
+            self._tracks[engine].append(figures)
+            self._newest = figures[AT]
+
+    def _rows(self, engine: str) -> Iterator[dict[str, float]]:
+        with self._lock:
+            track, newest = self._tracks[engine].copy(), self._newest
+        yield from track.rows(AT, newest - KEPT_S)
 
     def points(self, engine: str) -> tuple[Point, ...]:
         """For the plot of an incident: memory around one engine, oldest first."""
-        return tuple(row.point for row in list(self._rows) if row.engine == engine)
+        if engine not in self._tracks:
+            return ()
+        return tuple(Point(row[WALL], tuple((int(name[len(CARD):]), int(used)) for name, used in row.items()
+                                            if name.startswith(CARD)),
+                           int(row["rss_bytes"]) if "rss_bytes" in row else None, row.get("kv_usage"))
+                     for row in self._rows(engine))
 
     def rows(self) -> tuple[str, ...]:
         """Lines of CSV, the heading first."""
-        return (HEADER, *(row.line for row in list(self._rows)))
+        engines = ([(row[WALL], engine, row) for row in self._rows(engine)] for engine in list(self._tracks))
+        return (HEADER, *(_line(engine, row) for _, engine, row in heapq.merge(*engines, key=itemgetter(0))))
 
     def _engine(self, world: World, engine: Engine, wall: float) -> Iterator[tuple[str, float]]:
         if engine.tree:
@@ -87,10 +98,16 @@ class Sampler:
         return round((tokens - before) / (wall - then), 2)
 
 
-def _cards(world: World, engine: Engine) -> tuple[tuple[int, int], ...]:
+def _line(engine: str, row: dict[str, float]) -> str:
+    figures = (f"{row[name]:.10g}" if name in row else "" for name in FIGURES)
+    return ",".join((f"{row[WALL]:.3f}", engine, str(row[GENERATION]), PHASES[int(row[PHASE])].value, *figures))
+
+
+def _cards(world: World, engine: Engine) -> Iterator[tuple[str, float]]:
     """What is in use of the engine's cards, by whomever."""
-    gpus = () if isinstance(world.gpus, Unknown) else world.gpus
-    return tuple((gpu.index, gpu.used_bytes) for gpu in gpus if gpu.index in engine.plan.gpus or not engine.plan.gpus)
+    for gpu in () if isinstance(world.gpus, Unknown) else world.gpus:
+        if gpu.index in engine.plan.gpus or not engine.plan.gpus:
+            yield f"{CARD}{gpu.index}", gpu.used_bytes
 
 
 def _card(gpu: Gpu, wall: float) -> Sample:

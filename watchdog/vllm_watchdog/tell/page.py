@@ -38,7 +38,7 @@ class Pages:
     def __init__(self, folder: Path, clock: Callable[[], float], say: Say, host: str = "") -> None:
         self._folder, self._clock, self._say, self._host = folder, clock, say, host
         self._changed = threading.Condition()
-        self._waiting: dict[str, tuple[Incident, tuple[Point, ...]]] = {}
+        self._waiting: dict[str, tuple[Incident, Callable[[], Sequence[Point]]]] = {}
         self._stopping = False
         self._complained_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="pages", daemon=True)
@@ -53,8 +53,8 @@ class Pages:
         if self._thread.is_alive():
             self._thread.join(deadline_s)
 
-    def write(self, incident: Incident, points: tuple[Point, ...] = ()) -> None:
-        """`points`: the last minutes, oldest first."""
+    def write(self, incident: Incident, points: Callable[[], Sequence[Point]] = tuple) -> None:
+        """`points` tells the last minutes, oldest first; it is called in the thread that writes."""
         with self._changed:
             if len(self._waiting) < WAITING or incident.id in self._waiting:
                 self._waiting[incident.id] = incident, points
@@ -69,7 +69,7 @@ class Pages:
                 self._changed.wait_for(lambda: self._stopping, LULL_S)
                 incident, points = self._waiting.pop(next(iter(self._waiting)))
             try:
-                self._put(incident, points)
+                self._put(incident, points())
             except OSError as error:
                 if self._clock() - self._complained_at >= COMPLAIN_S:
                     self._complained_at = self._clock()

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_watchdog.tell.track import Track
+
 KEPT_S = 600.0                      # in memory, as sampled
-KEPT_ROWS = 1_200                   # ... but no more of one subject: two a second (a clock may be set back)
+KEPT_ROWS = 1_200                   # ... but no more of one subject: two a second
+WALL = "t"                          # the column of the instant
 RATES = frozenset({"tokens_per_s", "cpu"})
 
 
@@ -72,7 +74,7 @@ class Samples:
     def __init__(self, do: Callable[[Callable[[sqlite3.Connection], object]], None]) -> None:
         self._do = do
         self._slots: dict[tuple[Tier, str], _Slot] = {}
-        self._recent: dict[str, deque[Sample]] = {}
+        self._recent: dict[str, Track] = {}
         self._lock = threading.Lock()       # over the recent ones, for copying them
 
     def start(self) -> None:
@@ -81,10 +83,9 @@ class Samples:
     def take(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
             with self._lock:
-                recent = self._recent.setdefault(sample.subject, deque(maxlen=KEPT_ROWS))
-                recent.append(sample)
-                while recent[0].wall <= sample.wall - KEPT_S:
-                    recent.popleft()
+                if sample.subject not in self._recent:
+                    self._recent[sample.subject] = Track(KEPT_ROWS)
+                self._recent[sample.subject].append({WALL: sample.wall, **sample.figures})
             for tier in TIERS:
                 self._thin(tier, sample)
 
@@ -110,9 +111,9 @@ class Samples:
     def recent(self, now_wall: float, since: float = 0.0) -> dict[str, Any]:
         """What is newer than `since` of the last ten minutes, as `columns` does."""
         with self._lock:
-            rows = [sample for recent in self._recent.values() for sample in recent]
-        since = max(since, now_wall - KEPT_S)
-        kept = ((sample.subject, round(sample.wall, 3), sample.figures) for sample in rows if sample.wall > since)
+            tracks = {subject: track.copy() for subject, track in self._recent.items()}
+        kept = ((subject, round(row.pop(WALL), 3), row)
+                for subject, track in tracks.items() for row in track.rows(WALL, max(since, now_wall - KEPT_S)))
         return columns(RECENT, 1.0, kept)
 
 
