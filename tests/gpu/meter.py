@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from vllm_watchdog.sense.gpu_helper import NoGpuError, Source, source
+from vllm_watchdog.sense.gpu_helper import NoGpuError, source
 
 Cards = list[dict[str, Any]]
 
@@ -26,7 +26,7 @@ class Meter(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="meter", daemon=True)
         self.samples: deque[tuple[float, Cards]] = deque(maxlen=KEPT)
-        self._source: Source = source()
+        self._source = source()
         self._done, self._rests = threading.Event(), False
 
     def run(self) -> None:

@@ -16,17 +16,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol
+
+TYPE_CHECKING = False       # for the type checker alone: `typing` and `pathlib` would be a quarter of this process
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Protocol
+
+    class Source(Protocol):
+        def read(self) -> list[dict[str, Any]]:
+            """One dict a card, as in the module's head.  Raises `NoGpuError`, after which the source is spent."""
 
 NAME = "watchdog-gpu"           # as `ps` and `top` show it; the kernel keeps 15 bytes
 DEFAULT_SIM_BYTES = 80 << 30    # of a simulated card whose folder has no gpu.json
-
-
-class Source(Protocol):
-    def read(self) -> list[dict[str, Any]]:
-        """One dict a card, as in the module's head.  Raises `NoGpuError`, after which the source is spent."""
 
 
 class NoGpuError(Exception):
@@ -111,12 +112,13 @@ class Nvml:
 class Simulated:
     """The stand-in engine's cards: `gpu.json` {"total_bytes", "count"} and a `PID.json` for each process that holds."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: str) -> None:
         self._folder = folder
 
     def read(self) -> list[dict[str, Any]]:
-        card = self._json(self._folder / "gpu.json") or {}
-        rows = [row for path in self._folder.glob("[0-9]*.json") if _lives(path.stem) and (row := self._json(path))]
+        card = self._json("gpu.json") or {}
+        pids = [name[:-5] for name in os.listdir(self._folder) if name.endswith(".json") and name[0].isdigit()]    # noqa: PTH208
+        rows = [row for pid in pids if _lives(pid) and (row := self._json(f"{pid}.json"))]
         count = max([int(card.get("count", 1)), *(int(row["gpu"]) + 1 for row in rows)])
         return [self._card(index, int(card.get("total_bytes", DEFAULT_SIM_BYTES)), rows) for index in range(count)]
 
@@ -128,9 +130,10 @@ class Simulated:
             "utilization": None, "temperature_c": None, "ecc_uncorrected": None, "processes": mine, "bus_id": "",
         }
 
-    def _json(self, path: Path) -> dict[str, Any] | None:
+    def _json(self, name: str) -> dict[str, Any] | None:
         try:
-            found = json.loads(path.read_bytes())
+            with open(f"{self._folder}/{name}", "rb") as file:      # noqa: PTH123
+                found = json.loads(file.read())
         except (FileNotFoundError, ValueError):     # it ended between the listing and the read
             return None
         return found if isinstance(found, dict) else None
@@ -139,7 +142,8 @@ class Simulated:
 def _lives(pid: str) -> bool:
     """A zombie holds no memory."""
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] not in b"ZX"
+        with open(f"/proc/{pid}/stat", "rb") as stat:       # noqa: PTH123
+            return stat.read().rpartition(b") ")[2][:1] not in b"ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -147,7 +151,7 @@ def _lives(pid: str) -> bool:
 def source() -> Source:
     """Raises `NoGpuError`."""
     if folder := os.environ.get("LLM_WATCHDOG_SIM_GPU"):
-        return Simulated(Path(folder))
+        return Simulated(folder)
     import pynvml  # 4 MB, and only where it is needed
 
     return Nvml(pynvml)
@@ -170,7 +174,8 @@ def serve(requests: Any, answers: Any, opened: Callable[[], Source]) -> None:
 
 
 if __name__ == "__main__":
-    Path("/proc/self/comm").write_text(NAME)
+    with open("/proc/self/comm", "w") as comm:      # noqa: PTH123
+        comm.write(NAME)
     try:
         serve(sys.stdin, sys.stdout, source)
     except BrokenPipeError:     # the daemon died while we were in the driver
