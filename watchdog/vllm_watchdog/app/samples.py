@@ -71,8 +71,15 @@ class Sampler:
 
     def rows(self) -> tuple[str, ...]:
         """Lines of CSV, the heading first."""
-        engines = ([(row[WALL], engine, row) for row in self._rows(engine)] for engine in list(self._tracks))
-        return (HEADER, *(_line(engine, row) for _, engine, row in heapq.merge(*engines, key=itemgetter(0))))
+        merged = heapq.merge(*map(self._lines, list(self._tracks)), key=itemgetter(0))
+        return (HEADER, *(line for _, line in merged))
+
+    def _lines(self, engine: str) -> Iterator[tuple[float, str]]:
+        """One at a time, since a quarter of an hour of rows is megabytes: epoch seconds, and the line."""
+        for row in self._rows(engine):
+            figures = (f"{row[name]:.10g}" if name in row else "" for name in FIGURES)
+            yield row[WALL], ",".join(
+                (f"{row[WALL]:.3f}", engine, str(row[GENERATION]), PHASES[int(row[PHASE])].value, *figures))
 
     def _engine(self, world: World, engine: Engine, wall: float) -> Iterator[tuple[str, float]]:
         if engine.tree:
@@ -96,11 +103,6 @@ class Sampler:
         if generation != engine.generation or wall <= then or tokens < before:
             return None
         return round((tokens - before) / (wall - then), 2)
-
-
-def _line(engine: str, row: dict[str, float]) -> str:
-    figures = (f"{row[name]:.10g}" if name in row else "" for name in FIGURES)
-    return ",".join((f"{row[WALL]:.3f}", engine, str(row[GENERATION]), PHASES[int(row[PHASE])].value, *figures))
 
 
 def _cards(world: World, engine: Engine) -> Iterator[tuple[str, float]]:
