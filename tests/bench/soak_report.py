@@ -57,25 +57,26 @@ def sample(pid: int, at_s: float) -> Sample:
 
 @dataclass(frozen=True)
 class Trend:
-    """Of one process, after the warm-up; growth is the difference of the medians of the first and the last quarter."""
+    """Of one process, after the warm-up.  The slope is that of its own memory: what it shares counts for more whenever a
+    neighbour ends.  Growth of the rest is the difference of the medians of the first and the last quarter."""
 
     mib_per_h: float
-    first_mib: float
-    last_mib: float
+    first: Sample
+    last: Sample
     fds: int
     threads: int
 
 
 def trend(samples: list[Sample], warm_s: float) -> Trend:
     kept = [each for each in samples if each.at_s >= warm_s]
-    slope = linear_regression([each.at_s / 3600 for each in kept], [each.pss_mib for each in kept]).slope
+    slope = linear_regression([each.at_s / 3600 for each in kept], [each.anon_mib for each in kept]).slope
     quarter = max(1, len(kept) // 4)
 
     def growth(what: str) -> int:
         first, last = (sorted(getattr(each, what) for each in part) for part in (kept[:quarter], kept[-quarter:]))
         return int(last[len(last) // 2] - first[len(first) // 2])
 
-    return Trend(slope, kept[0].pss_mib, kept[-1].pss_mib, growth("fds"), growth("threads"))
+    return Trend(slope, kept[0], kept[-1], growth("fds"), growth("threads"))
 
 
 def judged(tallies: list[Tally], trends: dict[str, Trend], seconds: float) -> list[tuple[str, str, str, bool | None]]:
@@ -99,8 +100,10 @@ def judged(tallies: list[Tally], trends: dict[str, Trend], seconds: float) -> li
         ("... that a killed gateway had", f"{gone.total()} {dict(gone) or ''}".strip(), "", None),
     ]
     for name, each in trends.items():
-        slope = f"{each.mib_per_h:+.2f} MiB/h ({each.first_mib:.1f} to {each.last_mib:.1f} MiB)"
-        rows.append((f"memory of the {name} (PSS, after the warm-up)", slope, f"<= {GOAL_MIB_PER_H:.0f} MiB/h",
+        first, last = each.first, each.last
+        slope = (f"{each.mib_per_h:+.2f} MiB/h ({first.anon_mib:.1f} to {last.anon_mib:.1f} MiB; "
+                 f"PSS {first.pss_mib:.1f} to {last.pss_mib:.1f})")
+        rows.append((f"memory of the {name} (its own, after the warm-up)", slope, f"<= {GOAL_MIB_PER_H:.0f} MiB/h",
                      each.mib_per_h <= GOAL_MIB_PER_H if seconds >= LONG_S else None))
         rows.append(("... its descriptors / threads more", f"{each.fds:+d} / {each.threads:+d}", "0 / 0",
                      each.fds <= 0 and each.threads <= 0))
