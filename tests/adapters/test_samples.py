@@ -11,7 +11,7 @@ import pytest
 from tests.core.scenes import GIB, WALL, Scene, gpu, mark, metrics, plan, tree
 from tests.fakes.tell import Clock, Said
 
-from vllm_watchdog.app.samples import KEPT_ROWS, Sampler
+from vllm_watchdog.app.samples import KEPT_ROWS, SLOT_S, Sampler
 from vllm_watchdog.app.samples import KEPT_S as KEPT_FOR_PLOTS_S
 from vllm_watchdog.core import events as e
 from vllm_watchdog.tell.history import History, Reader
@@ -119,7 +119,7 @@ def test_engines_and_cards_are_sampled_and_what_is_not_known_is_left_out():
     assert sampler.take(scene.world)[1].figures["tokens_per_s"] == 20.0
     scene.feed(e.Scraped(4.0, M, metrics(5)))
     assert "tokens_per_s" not in sampler.take(scene.world)[1].figures      # the counter began anew
-    assert sampler.rows()[1].split(",")[1:] == ["primary", "1", "serving", "", "", "0", "", "", ""]
+    assert list(sampler.rows())[1].split(",")[1:] == ["primary", "1", "serving", "", "", "0", "", "", ""]
 
 
 def test_figures_are_kept_for_a_plot_and_no_longer():
@@ -127,15 +127,30 @@ def test_figures_are_kept_for_a_plot_and_no_longer():
     for second in range(1, 3_000):
         sampler.take(replace(scene.world, at=float(second)))
     points = sampler.points("primary")
-    assert len(points) == len(sampler.rows()) - 1 == KEPT_FOR_PLOTS_S
-    assert points[-1].wall - points[0].wall == KEPT_FOR_PLOTS_S - 1 == BEFORE_S + AFTER_S - 1
+    assert len(list(sampler.rows())) - 1 == KEPT_FOR_PLOTS_S == BEFORE_S + AFTER_S
+    assert points[-1].wall - points[0].wall == pytest.approx(KEPT_FOR_PLOTS_S, abs=SLOT_S)
+    assert len(points) == pytest.approx(KEPT_FOR_PLOTS_S / SLOT_S, abs=1)
+
+
+def test_a_plot_shows_the_peaks():
+    scene, sampler = Scene(plan(gpus=(0,))), Sampler()
+    scene.gpus(0.5, gpu(1))
+    scene.serve()
+    for tenth, used in enumerate((10, 90, 20, 30)):
+        at = 60.0 + tenth / 10
+        scene.gpus(at, gpu(used))
+        scene.feed(e.Scraped(at, M, metrics(50, kv=used / 100)))
+        sampler.take(scene.world)
+    (point,) = sampler.points("primary")
+    assert (point.cards, point.kv) == (((0, 90 * GIB),), 0.9)
+    assert [line.split(",")[-3] for line in list(sampler.rows())[1:]] == ["0.1", "0.9", "0.2", "0.3"]
 
 
 def test_of_fast_samples_no_more_rows_are_kept():
     scene, sampler = Scene(plan()).serve(), Sampler()
     for _ in range(KEPT_ROWS + 10):
         sampler.take(scene.world)
-    assert len(sampler.points("primary")) == KEPT_ROWS
+    assert len(list(sampler.rows())) - 1 == KEPT_ROWS
 
 
 def test_figures_are_read_while_they_are_taken():
@@ -152,7 +167,7 @@ def test_figures_are_read_while_they_are_taken():
     try:
         for _ in range(20):
             assert all(point.wall for point in sampler.points("primary"))
-            assert len(sampler.rows()) >= 1
+            assert len(list(sampler.rows())) >= 1
     finally:
         over.set()
         thread.join(10)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from io import StringIO
 
 from vllm_watchdog.launch import MASK, Launch, secret_name
 
@@ -33,8 +34,11 @@ def mask(text: str, secrets: Iterable[str] = ()) -> str:
     """`text` without what looks like a secret, and without the `secrets` themselves."""
     for secret in secrets:
         text = text.replace(secret, MASK)
-    # Line by line, since one call on a megabyte would keep every other thread waiting meanwhile.
-    return "".join(map(_mask_line, text.splitlines(keepends=True)))
+    # Line by line, since one call on a megabyte would keep every other thread waiting meanwhile; and one line at a time,
+    # since thousands of them that are there together leave the allocator in pieces.
+    out = StringIO()
+    out.writelines(map(_mask_line, StringIO(text, newline="")))
+    return out.getvalue()
 
 
 def _mask_line(line: str) -> str:

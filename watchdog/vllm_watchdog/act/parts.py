@@ -14,8 +14,9 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Context:
     """
 
     report: Callable[[], dict[str, Any]] = dict
-    samples: Callable[[], tuple[str, ...]] = tuple
+    samples: Callable[[], Iterable[str]] = tuple
     pids: tuple[int, ...] = ()
 
 
@@ -240,9 +241,11 @@ def _version(launch: Launch, deadline_s: float) -> str | None:
 
 
 def samples(scene: Scene, _: float) -> str:
-    if not (lines := scene.context.samples()):
-        raise AbsentError("nothing was sampled yet")
-    return "\n".join((*lines, ""))
+    out = StringIO()
+    out.writelines(f"{line}\n" for line in scene.context.samples())
+    if text := out.getvalue():
+        return text
+    raise AbsentError("nothing was sampled yet")
 
 
 def report(scene: Scene, _: float) -> str:

@@ -5,7 +5,7 @@ Pure: the world and what it needs are arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vllm_watchdog.act.evidence import Context
@@ -28,7 +28,7 @@ def document(world: World, totals: Totals, profile: Callable[[str], Mapping[str,
     return shown | {"totals": told(totals, world.wall_offset)}
 
 
-def context(world: World, mark: Mark | None, samples: Callable[[], tuple[str, ...]]) -> Context:
+def context(world: World, mark: Mark | None, samples: Callable[[], Iterable[str]]) -> Context:
     """Of a bundle about the engine `mark` (None: about the host)."""
     engine = next((engine for engine in world.engines if engine.mark == mark), None)
     return Context(

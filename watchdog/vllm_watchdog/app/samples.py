@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from operator import itemgetter
 
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
@@ -16,6 +17,7 @@ from vllm_watchdog.tell.track import Track
 
 KEPT_S = 900.0      # an incident's plot shows ten minutes before it and five after it
 KEPT_ROWS = 1_200   # ... but no more of one engine: four in three seconds
+SLOT_S = 4.0        # of a point of the plot, which shows 300 at most
 FIGURES = ("rss_bytes", "cpu", "vram_bytes", "kv_usage", "running", "waiting")
 HEADER = ",".join(("time", "engine", "generation", "phase", "rss_bytes", "cpu_cores", *FIGURES[2:]))
 # Columns beside FIGURES; `at` in monotonic, `wall` in epoch seconds, `card:INDEX` what is in use of each of its cards.
@@ -61,18 +63,18 @@ class Sampler:
         yield from track.rows(AT, newest - KEPT_S)
 
     def points(self, engine: str) -> tuple[Point, ...]:
-        """For the plot of an incident: memory around one engine, oldest first."""
+        """For the plot of an incident: memory around one engine, oldest first; of each slot the highest, since peaks are
+        what kills."""
         if engine not in self._tracks:
             return ()
-        return tuple(Point(row[WALL], tuple((int(name[len(CARD):]), int(used)) for name, used in row.items()
-                                            if name.startswith(CARD)),
-                           int(row["rss_bytes"]) if "rss_bytes" in row else None, row.get("kv_usage"))
-                     for row in self._rows(engine))
+        slots = groupby(self._rows(engine), key=lambda row: row[WALL] // SLOT_S)
+        return tuple(_point(_highest(rows)) for _, rows in slots)
 
-    def rows(self) -> tuple[str, ...]:
+    def rows(self) -> Iterator[str]:
         """Lines of CSV, the heading first."""
-        merged = heapq.merge(*map(self._lines, list(self._tracks)), key=itemgetter(0))
-        return (HEADER, *(line for _, line in merged))
+        yield HEADER
+        for _, line in heapq.merge(*map(self._lines, list(self._tracks)), key=itemgetter(0)):
+            yield line
 
     def _lines(self, engine: str) -> Iterator[tuple[float, str]]:
         """One at a time, since a quarter of an hour of rows is megabytes: epoch seconds, and the line."""
@@ -103,6 +105,18 @@ class Sampler:
         if generation != engine.generation or wall <= then or tokens < before:
             return None
         return round((tokens - before) / (wall - then), 2)
+
+
+def _highest(rows: Iterable[dict[str, float]]) -> dict[str, float]:
+    highest: dict[str, float] = {}
+    for row in rows:
+        highest = {name: max(value, highest.get(name, value)) for name, value in (highest | row).items()}
+    return highest
+
+
+def _point(row: dict[str, float]) -> Point:
+    cards = tuple((int(name[len(CARD):]), int(used)) for name, used in row.items() if name.startswith(CARD))
+    return Point(row[WALL], cards, int(row["rss_bytes"]) if "rss_bytes" in row else None, row.get("kv_usage"))
 
 
 def _cards(world: World, engine: Engine) -> Iterator[tuple[str, float]]:
