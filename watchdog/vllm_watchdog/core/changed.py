@@ -19,6 +19,6 @@ Value = TypeVar("Value", bound=Dataclass)
 def changed(value: Value, **facts: Any) -> Value:
     """Raises AttributeError for a field that it has not."""
     for name, fact in facts.items():
-        if getattr(value, name) != fact:
+        if (was := getattr(value, name)) is not fact and was != fact:
             return replace(value, **facts)
     return value

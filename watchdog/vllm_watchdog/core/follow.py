@@ -32,10 +32,7 @@ def follow(turn: Turn) -> None:
         for service in turn.world.services if not turn.world.stopping else ():
             standby.keep_ready(turn, service)       # before the gates: who sleeps first must be wanted first
         for engine in turn.world.engines:
-            _queue(turn, engine.name)
-            _judge(turn, engine.name)       # before the deadline: tokens that came late came all the same
-            _deadline(turn, engine.name)
-            _gate(turn, engine.name)
+            _move(turn, engine.plan.name)
         for service in turn.world.services:
             _service(turn, service.name)
         if turn.world == before:
@@ -55,6 +52,16 @@ def follow(turn: Turn) -> None:
         turn.do(Quit())
 
 
+def _move(turn: Turn, name: str) -> None:
+    if turn.world.engine(name).life.phase is Phase.RELEASING:
+        _queue(turn, name)
+    if turn.world.engine(name).life.phase in ROUTED:
+        _judge(turn, name)      # before the deadline: tokens that came late came all the same
+    _deadline(turn, name)
+    if turn.world.engine(name).life.phase is Phase.RELEASING:
+        _gate(turn, name)
+
+
 def _deadline(turn: Turn, name: str) -> None:
     engine = turn.world.engine(name)
     if due_at(turn.world, engine) <= turn.at:
@@ -66,8 +73,6 @@ def _deadline(turn: Turn, name: str) -> None:
 def _queue(turn: Turn, name: str) -> None:
     """While another engine loads first, or leaves, its own wait for room has not begun: nobody is paged for it."""
     world, engine = turn.world, turn.world.engine(name)
-    if engine.phase is not Phase.RELEASING:
-        return
     phases = [(e.plan, e.phase) for e in world.engines]
     if standby.goes_first(world, engine) or gate.loads_there(engine.plan, phases) or gate.leaves(engine.plan, phases):
         turn.change(name, life=replace(engine.life, deadline=turn.at + engine.plan.limits.release_s))
@@ -76,8 +81,6 @@ def _queue(turn: Turn, name: str) -> None:
 def _gate(turn: Turn, name: str) -> None:
     """Let it start once no rival is left, no stray, and a sample taken since then shows room on its cards."""
     world, engine = turn.world, turn.world.engine(name)
-    if engine.phase is not Phase.RELEASING:
-        return
     others = gate.rivals(engine.plan, ((e.plan, e.phase) for e in world.engines))
     others += tuple(map(str, gate.in_the_way(engine.plan, world.strays, world.plan.engines)))
     others += (sleeper,) if (sleeper := standby.goes_first(world, engine)) else ()
@@ -90,12 +93,10 @@ def _gate(turn: Turn, name: str) -> None:
 
 def _judge(turn: Turn, name: str) -> None:
     engine = turn.world.engine(name)
-    if engine.phase not in ROUTED:
-        return
     life = liveness.judge(engine.pulse)
     if life is Life.QUIET or (life is Life.BLIND and _blind_long_enough(engine, turn.at)):
         turn.sign(name, Sign.ILL)
-    elif life in (Life.ALIVE, Life.BUSY):
+    elif engine.phase is Phase.SUSPECT and life in (Life.ALIVE, Life.BUSY):
         turn.sign(name, Sign.WELL)
 
 
@@ -123,7 +124,7 @@ def _service(turn: Turn, name: str) -> None:
     turn.world = world.with_service(service)
     if world.stopping or world.paused:
         return
-    if service.side is Side.PRIMARY:
+    if service.side is Side.PRIMARY and (watches or service.lowering.to is not None):
         _lower(turn, service, watches)
     why = failover.hint(service, turn.at, facts, world.plan.failover)
     if why is Hint.PREPARE:
@@ -196,7 +197,7 @@ def _facts(turn: Turn, service: Service, watches: tuple[Watch, ...]) -> Facts:
     limits, serving = primary.plan.limits, world.engine(service.wanted)
     serves, idle = serving.phase is Phase.SERVING, is_idle(serving)
     if service.backup is None:      # the rest is for a choice
-        return Facts(serving=serves, idle=idle)
+        return ALONE[serves, idle]
     backup = world.engine(service.backup)
     possible, after_s = _limit(world, service) is not None, world.plan.thresholds.degrade_after_s
     charged = [at for at in primary.life.failures if at > turn.at - limits.window_s]
@@ -220,6 +221,7 @@ def _facts(turn: Turn, service: Service, watches: tuple[Watch, ...]) -> Facts:
     )
 
 
+ALONE = {(serves, idle): Facts(serving=serves, idle=idle) for serves in (False, True) for idle in (False, True)}
 LOST_CARD = frozenset({"cuda_hw", "cuda_init", "xid_reset", "xid_node"})     # every engine on that card fails alike
 
 

@@ -10,7 +10,7 @@ calm must last twice as long.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -42,15 +42,19 @@ def limit(primary: EnginePlan, backup: EnginePlan) -> int | None:
     return to if to is not None and (most is None or to < most) else None
 
 
-def answered(watches: Iterable[Watch], primary: EnginePlan) -> tuple[Watch, ...]:
+def answered(watches: Sequence[Watch], primary: EnginePlan) -> tuple[Watch, ...]:
     """The detectors of what lowering may help against."""
+    if not watches:     # as nearly always
+        return ()
     subjects = {(VRAM, f"gpu{gpu}") for gpu in primary.gpus} | {(KV, primary.name)}
     return tuple(watch for watch in watches if (watch.class_, watch.subject) in subjects)
 
 
 def observe(lowering: Lowering, at: float, watches: Iterable[Watch]) -> Lowering:
     """Keep since when all is calm.  A detector that is gone is calm: its engine has ended, or the daemon is a new one."""
-    calm = lowering.to is not None and all(watch.calm_since < inf for watch in watches)
+    if lowering.to is None:
+        return changed(lowering, calm_since=inf)
+    calm = all(watch.calm_since < inf for watch in watches)
     return changed(lowering, calm_since=min(lowering.calm_since, at) if calm else inf)
 
 

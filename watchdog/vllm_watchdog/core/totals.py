@@ -131,10 +131,12 @@ def _routes(totals: Totals, before: World, after: World) -> Totals:
     """A gap begins when a service that was served is not, and ends when it is again; a change without one is 0 s long."""
     if before.engines is after.engines and before.services is after.services:
         return totals
-    earlier = {service.name: serving(before, service) for service in before.services}
+    earlier = {service.name: service for service in before.services}
     for service in after.services:
-        name, now = service.name, serving(after, service)
-        was = earlier.get(name)
+        name, then = service.name, earlier.get(service.name)
+        if then is service and before.engine(then.wanted) is after.engine(then.wanted):
+            continue
+        was, now = serving(before, then) if then else None, serving(after, service)
         down = totals.down_since.get(name)
         if now is None:
             if was is not None:

@@ -133,7 +133,7 @@ class World:
 
     def service(self, name: str) -> Service:
         """The service that an engine belongs to.  Raises KeyError."""
-        return self._services[self.plan.service_of(name)]
+        return self._services.get(name) or self._services[self.plan.service_of(name)]
 
     def incident(self, service: str) -> Incident | None:
         return next((incident for incident in self.incidents if incident.service == service), None)
