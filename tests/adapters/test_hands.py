@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import select
 import signal
 import socket
 import subprocess
@@ -150,14 +149,15 @@ def test_a_launch_gets_its_own_group_mark_and_log(bench: Bench) -> None:
 def test_an_engine_starts_as_if_there_had_been_no_step_between(bench: Bench) -> None:
     """It gets the environment as it was meant (Python adds LC_CTYPE in a C locale), and no signal that Python ignores."""
     script = "grep SigIgn /proc/self/status; tr '\\0' '\\n' </proc/self/environ; echo up; exec sleep 60"
-    env = (("LC_ALL", ""), ("LANG", "C"), ("ODD", "a=b"))
+    env = (("LC_ALL", ""), ("LANG", "C"), ("ODD", "a=b"), ("no.shell-name", "it's \"$HOME\""))
     bench.start(bench.launch("", argv=("/bin/sh", "-c", script), env=env)).do(Spawn(ONE))
     bench.pids.append(bench.next(Spawned).pid)
     bench.until(lambda: "up\n" in bench.text())
     lines = bench.text().splitlines()
     ignored = next(line for line in lines if line.startswith("SigIgn:"))
     assert not int(ignored.split()[1], 16) & (1 << signal.SIGPIPE - 1)
-    assert "ODD=a=b" in lines and not any(line.startswith("LC_CTYPE=") for line in lines)
+    assert {"ODD=a=b", "no.shell-name=it's \"$HOME\""} <= set(lines)
+    assert not any(line.startswith("LC_CTYPE=") for line in lines)
 
 
 def test_an_engine_carries_what_it_was_started_by(bench: Bench) -> None:
@@ -178,12 +178,52 @@ def test_an_engine_has_no_part_in_the_daemons_priority(bench: Bench) -> None:
     except PermissionError:
         pytest.skip("may not raise a priority")
     try:
-        bench.start(launch).do(Spawn(ONE))      # the thread inherits the priority of ours
+        hands = bench.start(launch)     # the thread inherits the priority of ours
+        hands.do(Spawn(ONE))
         bench.pids.append(bench.next(Spawned).pid)
+        thread = hands._thread.native_id
+        assert thread and os.getpriority(os.PRIO_PROCESS, thread) == -3
     finally:
         os.setpriority(os.PRIO_PROCESS, 0, before)
     bench.until(lambda: "up\n" in bench.text())
     assert "nice 0\n" in bench.text()
+
+
+@pytest.mark.parametrize(("ours", "its"), [("-7", "0"), ("9", "9")])
+def test_an_engine_has_no_part_in_the_daemons_place_before_the_oom_killer(bench: Bench, ours: str, its: str) -> None:
+    score = Path("/proc/self/oom_score_adj")
+    before = score.read_text()
+    try:
+        score.write_text(ours)
+    except PermissionError:
+        pytest.skip("may not lower the score")
+    try:
+        bench.up(f"print('score', open({str(score)!r}).read(), flush=True); {UP}")
+    finally:
+        score.write_text(before)
+    assert f"score {its}\n" in bench.text()
+
+
+def test_an_engine_has_no_descriptor_of_ours(bench: Bench) -> None:
+    _, pid = bench.up()
+    assert sorted(os.listdir(f"/proc/{pid}/fd")) == ["0", "1", "2"]
+
+
+def test_a_program_is_found_as_exec_finds_it(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    tool = tmp_path / "tools" / "my-vllm"
+    tool.write_text(f"#!{sys.executable}\n{UP}")
+    tool.chmod(0o755)
+    for number, (argv, path) in enumerate((((str(tool),), "/bin"), (("tools/my-vllm",), "/bin"),
+                                           (("my-vllm",), f"/bin:{tool.parent}")), 1):
+        mark = Mark("primary", number)
+        hands = bench.start(bench.launch("", argv=argv, cwd=tmp_path, env=(("PATH", path),)))
+        hands.do(Spawn(mark))
+        bench.pids.append(bench.next(Spawned).pid)
+        bench.until(lambda number=number: bench.text().count("up\n") == number)
+        hands.do(Kill(mark))
+        bench.next(Exited)
+        bench.next(Emptied)
 
 
 def test_a_new_log_is_not_for_everyone(bench: Bench) -> None:
@@ -206,6 +246,8 @@ def test_an_engine_inherits_nothing_that_is_the_watchdogs_alone(bench: Bench) ->
     [
         ({"argv": ("no-such-vllm", "serve")}, "cannot run no-such-vllm: No such file or directory"),
         ({"argv": ("/etc/passwd",)}, "cannot run /etc/passwd: Permission denied"),
+        ({"argv": ("etc/passwd",), "cwd": Path("/")}, "cannot run etc/passwd: Permission denied"),
+        ({"cwd": Path("/etc/passwd")}, "cannot enter the working directory /etc/passwd: Not a directory"),
         ({"cwd": Path("/no/such/cwd")}, "cannot enter the working directory /no/such/cwd: No such file or directory"),
         ({"log_path": Path("/no/such/x.log")}, "cannot open the log /no/such/x.log: No such file or directory"),
     ],
@@ -215,6 +257,15 @@ def test_a_launch_that_cannot_start_is_told_in_one_sentence(bench: Bench, change
     failed = bench.next(SpawnFailed)
     assert (failed.mark, failed.class_, failed.why) == (ONE, "spawn_failed", why)
     assert proc.marked(INSTANCE) == {}
+
+
+def test_a_script_without_its_interpreter_is_told_too(bench: Bench, tmp_path: Path) -> None:
+    """An upgrade is replacing the virtual environment: the next try may find it."""
+    script = tmp_path / "vllm"
+    script.write_text("#!/no/such/python\n")
+    script.chmod(0o755)
+    bench.start(bench.launch(UP, argv=(str(script), "serve"))).do(Spawn(ONE))
+    assert bench.next(SpawnFailed).why == f"cannot run {script}: No such file or directory"
 
 
 def test_a_full_disk_costs_the_log_and_not_the_service(bench: Bench) -> None:
@@ -253,61 +304,6 @@ def test_a_second_generation_is_never_started_beside_a_living_one(bench: Bench) 
     hands, pid = bench.up()
     hands.do(Spawn(TWO))
     assert bench.next(SpawnFailed).why == f"primary#1 still runs as PID {pid}"
-
-
-def waiting() -> list[int]:
-    """Children of this process that wait for orders, whichever thread started them."""
-    found = (int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split())
-    return [pid for pid in found if b"-I -S -c TEXT REPORT" in proc.read(pid, "cmdline")]
-
-
-def test_a_death_that_nobody_asked_for_starts_the_process_that_becomes_the_next_engine(bench: Bench) -> None:
-    hands, pid = bench.up()
-    assert not waiting()
-    os.kill(pid, signal.SIGKILL)
-    bench.next(Exited)
-    bench.until(lambda: len(waiting()) == 1)
-    step, = waiting()
-    hands.do(Kill(ONE))
-    bench.next(Emptied)
-    hands.do(Spawn(TWO))
-    spawned = bench.next(Spawned)
-    bench.pids.append(spawned.pid)
-    assert spawned.pid == step
-    assert proc.mark_of(step, INSTANCE) == TWO
-
-
-def test_such_a_process_that_was_killed_costs_nothing(bench: Bench) -> None:
-    hands, pid = bench.up()
-    os.kill(pid, signal.SIGKILL)
-    bench.next(Exited)
-    bench.until(lambda: len(waiting()) == 1)
-    step = os.pidfd_open(waiting()[0])
-    signal.pidfd_send_signal(step, signal.SIGKILL)
-    assert select.select([step], [], [], 10)[0]     # its command line is gone some time before it is
-    os.close(step)
-    hands.do(Kill(ONE))
-    bench.next(Emptied)
-    hands.do(Spawn(TWO))
-    bench.pids.append(bench.next(Spawned).pid)
-    bench.until(lambda: bench.text().count("up\n") == 2)
-
-
-def test_such_a_process_is_sent_away_when_no_engine_comes(bench: Bench) -> None:
-    _, pid = bench.up(tidy_s=0.3)
-    os.kill(pid, signal.SIGKILL)
-    bench.next(Exited)
-    bench.until(lambda: len(waiting()) == 1)
-    bench.until(lambda: not waiting())
-
-
-def test_a_stop_that_we_asked_for_prepares_nothing(bench: Bench) -> None:
-    hands, _ = bench.up()
-    hands.do(Term(ONE))
-    bench.next(Exited)
-    hands.do(Kill(ONE))
-    bench.next(Emptied)
-    assert not waiting()
 
 
 # -- exits

@@ -40,6 +40,7 @@ OVERLAP, OVERLAP_S = 1 / 6, (0.0, 1.5)
 AWAY_S = 5.0
 LOSSES_TOLD = 20
 CALM_S = 120.0
+ALL = 1_000         # incidents
 SAMPLE_S = 5.0
 WARM_UP = 0.25              # of the time: the plots' quarter of an hour fills, glibc's arena and Python's caches settle
 RECEIVER_AWAY = "receiver away"
@@ -149,7 +150,7 @@ def _mended(stage: Stage, tally: Tally) -> bool:
 
 def alerted(stage: Stage, tally: Tally) -> None:
     """Every incident of the history: told when it opened, and when it ended."""
-    for key in stage.incidents():
+    for key in stage.incidents(ALL):
         tally.incidents += 1
         try:
             stage.resolution_told(key)
@@ -160,7 +161,7 @@ def alerted(stage: Stage, tally: Tally) -> None:
             tally.untold.append(f"{key}: never opened")
         if max(letters["opened"], letters["resolved"]) > 1:
             tally.twice.append(f"{key}: {dict(letters)}")
-    still = [key for key, row in stage.incidents().items() if row["wall_resolved"] is None]     # alerts are told after it
+    still = [key for key, row in stage.incidents(ALL).items() if row["wall_resolved"] is None]     # alerts are told after it
     tally.problems += [f"{key} is still open" for key in still]
 
 

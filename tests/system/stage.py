@@ -238,11 +238,11 @@ class Stage:
             raise LookupError(f"{name} has no {words}")
         return found[0]
 
-    def incidents(self) -> dict[str, Doc]:
-        """All of the service by id, the newest first; waits for a daemon that answers."""
+    def incidents(self, limit: int = 20) -> dict[str, Doc]:
+        """The newest of the service by id, and not all: it is asked often.  Waits for a daemon that answers."""
         def found() -> list[Doc] | None:
             with suppress(Unreachable):
-                return [{}, *self.host.ask("incidents", limit=1000).get("incidents", ())]    # none is an answer, too
+                return [{}, *self.host.ask("incidents", limit=limit).get("incidents", ())]    # none is an answer, too
             return None
 
         _, *rows = self.host.until(found, "no daemon answers")

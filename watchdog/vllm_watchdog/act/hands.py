@@ -15,13 +15,12 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from math import inf
 
 from vllm_watchdog.act.leader import Leader, adopt, spawn
 from vllm_watchdog.act.members import Members, Titled, ends_with_its_core, titled
 from vllm_watchdog.act.purge import Purge, ended_children, reap
-from vllm_watchdog.act.step import RefusedError, Step
+from vllm_watchdog.act.step import RefusedError
 from vllm_watchdog.cgroup import Group, Groups
 from vllm_watchdog.core.commands import Adopt, Kill, Spawn, Term
 from vllm_watchdog.core.events import Emptied, Event, Exited, MemberDied, Spawned, SpawnFailed
@@ -68,7 +67,6 @@ class Hands:
         self._members = Members()  # of the leader, while nobody has asked it to stop
         self._sampled: tuple[Mark, Titled] | None = None  # its processes, as another thread saw them
         self._watching = False
-        self._step: Step | None = None  # started when the leader died: most probably it is needed in a moment
         self._purge: Purge | None = None
         self._orphaned = False  # its leader was gone before the purge began
         self._group_term_at: float | None = None
@@ -115,7 +113,6 @@ class Hands:
                 self._term_group()
             if now >= self._tidy_at:
                 self._tidy()
-        self._dismiss_step()
 
     def _sleep(self) -> set[int]:
         """Until a command, a death, or the next deadline.  What can be read then."""
@@ -140,28 +137,9 @@ class Hands:
         if leader and not self._exited and select.select([leader.fd], [], [], 0)[0]:
             self._exited = True
             self._group_term_at = None
-            unasked = self._watching
             self._unwatch()
             group = self._group(leader.mark)
             self._post(Exited(self._clock(), leader.mark, leader.code(), group.oom_kills if group else 0))
-            if unasked:
-                self._prepare()
-
-    def _prepare(self) -> None:
-        """Most probably another generation starts in a moment."""
-        with suppress(RefusedError):    # which that start will say
-            self._step = self._step or Step()
-
-    def _take_step(self) -> Step:
-        if self._step and not self._step.waits:
-            self._dismiss_step()
-        step, self._step = self._step, None
-        return step or Step()
-
-    def _dismiss_step(self) -> None:
-        if self._step:
-            self._step.dismiss()
-        self._step = None
 
     def _notice_members(self, ready: set[int]) -> None:
         """Of a leader that lives and was not asked to stop; then learns whom the latest sample has shown."""
@@ -200,8 +178,7 @@ class Hands:
             self._refuse_a_taken_port()
             group = self._groups.create(mark, self.launch.memory_max) if self._groups else None
             self._begins(mark)
-            leader = spawn(self.launch, mark, self._instance, self._make_room, group.path if group else None,
-                           self._take_step)
+            leader = spawn(self.launch, mark, self._instance, self._make_room, group.path if group else None)
         except RefusedError as refused:
             self._post(SpawnFailed(self._clock(), mark, refused.class_, str(refused)))
             return
@@ -292,7 +269,6 @@ class Hands:
     def _tidy(self) -> None:
         """Reaps what re-parented to us and ended; but what began a session may be a leader in other hands."""
         self._tidy_at = self._clock() + self._tidy_s
-        self._dismiss_step()    # nobody came for it
         if not ended_children():
             return
         ours = [owned for owned in self._index.owned() if owned.mark.engine == self.launch.name]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vllm_watchdog.act.step import RefusedError, Step
+from vllm_watchdog.act.step import RefusedError, start
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.launch import Launch, fingerprint
 from vllm_watchdog.proc import LAUNCH_ENV, MARK_ENV, MarkIndex, ProcId, deliver, hold, identify, mark_value, read_stat
@@ -72,14 +72,13 @@ class Leader:
         return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
-def spawn(launch: Launch, mark: Mark, instance: str, make_room: Callable[[int], None], group: Path | None = None,
-          step: Callable[[], Step] = Step) -> Leader:
+def spawn(launch: Launch, mark: Mark, instance: str, make_room: Callable[[int], None], group: Path | None = None) -> Leader:
     """Starts the engine in a session and process group of its own, and in a control group.  Raises RefusedError.
 
     A full disk costs the log, never the service: `make_room` is asked for some bytes, and then it runs without one.
     """
     log, lost_log = _open_log(launch, mark, make_room)
-    pid = step().become(launch, environment(os.environ, launch, mark, instance), log, group)
+    pid = start(launch, environment(os.environ, launch, mark, instance), log, group)
     who = identify(pid)
     if who is None:  # an unreaped child of ours always has a stat
         raise RuntimeError(f"no /proc entry for our own child {pid}")

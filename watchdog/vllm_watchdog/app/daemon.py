@@ -27,6 +27,7 @@ from vllm_watchdog.app.console import Console, journald
 from vllm_watchdog.app.document import context, document
 from vllm_watchdog.app.engines import Engines
 from vllm_watchdog.app.gateway_link import GatewayLink, heard
+from vllm_watchdog.app.haste import Haste
 from vllm_watchdog.app.loop import Loop, Outlets, boot_id, host_seed
 from vllm_watchdog.app.malloc import keep_little
 from vllm_watchdog.app.process import become_subreaper, crash, keep_capabilities, listen_to_signals, settle_memory
@@ -81,7 +82,7 @@ class Daemon:
         self._again = again
         self.inbox: SimpleQueue[Event] = SimpleQueue()
         self.instance = instance_of(settings.daemon.state_dir)
-        self.sampler = Sampler()
+        self.sampler, self.haste = Sampler(), Haste(time.monotonic)
         self.started = wall()
         self._shown: tuple[World, Totals] = (World(), Totals())
         self._folded = threading.Event()    # there is a world to show
@@ -119,18 +120,20 @@ class Daemon:
         self.voice = Voice(Console(journald()).line)
         self.journal: Journal = self._part(Journal(
             daemon.log_dir / "journal", time.monotonic, self.wall, tap=self.voice.line,
-            total_bytes=int(self.settings.retention.journal_gib * GIB)))
+            total_bytes=int(self.settings.retention.journal_gib * GIB), give_way=self.haste.give_way))
         self.route: Store = self._part(Store(daemon.state_dir / ROUTE_FILE, time.monotonic, self.say))
         retention = self.settings.retention
         self.history: History = self._part(History(
-            daemon.log_dir / "history.db", time.monotonic, self.wall, self.say, keep_s=retention.days * DAY_S))
+            daemon.log_dir / "history.db", time.monotonic, self.wall, self.say, keep_s=retention.days * DAY_S,
+            give_way=self.haste.give_way))
         self.samples: Samples = self._part(Samples(self.history.do))
         self.alerting: Alerting = self._part(Alerting(self.settings, self.history, self.say))
         self.reload = Reload(
             self.settings, self._again, lambda: self.world.plan, self._apply, self.announcer, self.say)
         self.pages: Pages = self._part(Pages(self._incidents_dir, time.monotonic, self.say, os.uname().nodename))
         self.store: Store = self._part(Store(
-            daemon.state_dir / "state.json", time.monotonic, self.say, first=lambda: self.alerting.written(WRITTEN_S)))
+            daemon.state_dir / "state.json", time.monotonic, self.say, first=lambda: self.alerting.written(WRITTEN_S),
+            give_way=self.haste.give_way))
         self.reader = reader = Reader(daemon.log_dir / "history.db")
         self.control: Control = self._part(Control(
             daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
@@ -171,7 +174,7 @@ class Daemon:
             settings.daemon.log_dir, settings.retention.days, self.wall, self._open_incidents, self.say))
         self.engines = Engines(
             settings.launches(), self.instance, settings.daemon.state_dir, self.groups, self.retention.make_room, post,
-            self._part, lambda: self.world, self.reload.start_of)
+            self._part, lambda: self.world, self.reload.start_of, self.haste)
         self.gateway = GatewayLink(
             self.engines.launches, settings.rules(), lambda route: self.control.publish(route, ROUTE), self.route.save)
         self.evidence: Evidence = self._part(

@@ -12,9 +12,10 @@ from typing import Any
 
 from vllm_watchdog.act.hands import Hands
 from vllm_watchdog.act.sleeper import Sleeper
+from vllm_watchdog.app.haste import Haste
 from vllm_watchdog.cgroup import Groups
 from vllm_watchdog.core import commands as c
-from vllm_watchdog.core.events import Event, MemberDied
+from vllm_watchdog.core.events import Event, Exited, MemberDied, Spawned, SpawnFailed
 from vllm_watchdog.core.policy import HAS_CHILD
 from vllm_watchdog.core.readings import Tree
 from vllm_watchdog.core.world import World
@@ -30,16 +31,16 @@ class Engines:
 
     def __init__(self, launches: dict[str, Launch], instance: str, state_dir: Path, groups: Groups | None,
                  make_room: Callable[[int], None], post: Callable[[Event], None], part: Callable[[Any], Any],
-                 world: Callable[[], World], newer: Callable[[str], Launch | None]) -> None:
+                 world: Callable[[], World], newer: Callable[[str], Launch | None], haste: Haste) -> None:
         clock = time.monotonic
         self.launches = launches
         self._instance, self._groups, self._post, self._part = instance, groups, post, part
-        self._make_room = make_room
+        self._make_room, self._haste = make_room, haste
         self._world, self._newer = world, newer
         self._probes: dict[str, ProbeSense] = {
             name: part(ProbeSense(launch, post, clock, instance, HEALTH_TIMEOUT_S)) for name, launch in launches.items()}
         self._tails: dict[str, LogTail] = {
-            name: part(LogTail(name, launch.log_path, state_dir / f"{name}.offset", post, clock))
+            name: part(LogTail(name, launch.log_path, state_dir / f"{name}.offset", post, clock, give_way=haste.give_way))
             for name, launch in launches.items()}
         self._hands = {name: self._hands_of(launch) for name, launch in launches.items()}
         self._sleepers = {name: Sleeper(launch, post, clock) for name, launch in launches.items()}
@@ -58,6 +59,10 @@ class Engines:
 
     def _heard(self, event: Event) -> None:
         """From hands.  What a process wrote before it died is told before its death."""
+        if isinstance(event, Exited):
+            self._haste.begin()
+        elif isinstance(event, Spawned | SpawnFailed):
+            self._haste.end()
         if isinstance(event, MemberDied):
             self._tails[event.mark.engine].member_died(event)
         else:

@@ -74,10 +74,10 @@ class Loop:
         event = replace(event, at=max(event.at, self.world.at))
         before = self.world
         self.world, commands = advance(before, event)
-        self.totals = count(self.totals, before, event, self.world, commands)
         self._outlets.journal(event)
         for command in sorted(commands, key=lambda command: not isinstance(command, HANDS)):
             self._outlets.execute(command)
+        self.totals = count(self.totals, before, event, self.world, commands)
         return any(isinstance(command, Quit) for command in commands)
 
 

@@ -44,13 +44,14 @@ log = logging.getLogger(__name__)
 
 
 class LogTail:
-    """`path`: the engine's log; `offset_path`: where the place is kept; rotated at `rotate_bytes`, `keep` old ones."""
+    """`path`: the engine's log; `offset_path`: where the place is kept; rotated at `rotate_bytes`, `keep` old ones;
+    `give_way` may wait for a moment before the place is saved."""
 
     def __init__(
         self, engine: str, path: Path, offset_path: Path, post: Callable[[Event], None], clock: Callable[[], float],
-        rotate_bytes: int = 64 << 20, keep: int = 5,
+        rotate_bytes: int = 64 << 20, keep: int = 5, give_way: Callable[[], None] = lambda: None,
     ):
-        self._post, self._clock = post, clock
+        self._post, self._clock, self._give_way = post, clock, give_way
         self._place_path, self._rotate_bytes, self._keep = offset_path, rotate_bytes, keep
         self._file = LogFile(path)
         self._mark: Mark | None = None
@@ -178,6 +179,7 @@ class LogTail:
         drained = ending is not None
         if self._mark and (findings or drained):
             self._post(LogRead(self._clock(), self._mark, findings, drained, ending or ()))
+            self._give_way()
             self._save()
 
     # -- orders

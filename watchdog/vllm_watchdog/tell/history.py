@@ -69,9 +69,10 @@ class History:
     """`clock` is monotonic, `wall` epoch seconds.  Every method but `ask` returns at once."""
 
     def __init__(self, path: Path, clock: Callable[[], float], wall: Callable[[], float], say: Say, *,
-                 keep_s: float = keep_s, queue_jobs: int = 10_000) -> None:
+                 keep_s: float = keep_s, queue_jobs: int = 10_000,
+                 give_way: Callable[[], None] = lambda: None) -> None:
         self.path = path
-        self._keep_s = keep_s
+        self._keep_s, self._give_way = keep_s, give_way
         self._clock, self._wall, self._say = clock, wall, say
         self._limit = queue_jobs
         self._backlog: Backlog[_Job[Any]] = Backlog(queue_jobs)
@@ -111,6 +112,7 @@ class History:
     def _run(self) -> None:
         while not self._backlog.over:
             jobs, lost = self._backlog.take(retry_s if self._kept else idle_s)
+            self._give_way()
             if lost:
                 self._complain("the queue was full", lost)
             self._carry_out(self._kept + jobs)

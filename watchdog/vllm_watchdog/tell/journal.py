@@ -42,15 +42,17 @@ def to_stderr(text: str) -> None:
 
 
 class Journal:
-    """`clock` is monotonic, `wall` epoch seconds; `tap` gets every line as it is written (it must not block)."""
+    """`clock` is monotonic, `wall` epoch seconds; `tap` gets every line as it is written (it must not block); `give_way` may
+    wait for a moment before lines are written."""
 
     def __init__(self, folder: Path, clock: Callable[[], float], wall: Callable[[], float], *,
                  tap: Callable[[Line], None] | None = None, complain: Callable[[str], None] = to_stderr,
-                 max_bytes: int = 64 << 20, total_bytes: int = 1 << 30, queue_lines: int = 10_000) -> None:
+                 max_bytes: int = 64 << 20, total_bytes: int = 1 << 30, queue_lines: int = 10_000,
+                 give_way: Callable[[], None] = lambda: None) -> None:
         self._clock, self._wall, self._tap = clock, wall, tap
         self._file = _File(folder, max_bytes, total_bytes)
         self._backlog: Backlog[tuple[float, Event | Line]] = Backlog(queue_lines)
-        self._complain = complain
+        self._complain, self._give_way = complain, give_way
         self._complained_at = float("-inf")
         self._failures = 0
         self._wake = threading.Event()      # set by stop: a writer that waits out a full disk must not delay it
@@ -84,6 +86,7 @@ class Journal:
     def _run(self) -> None:
         while not self._backlog.over:
             items, lost = self._backlog.take(gather_s=gather_s)
+            self._give_way()
             lines = [self._dressed(wall, item) for wall, item in items]
             if lost:
                 self.lost += lost

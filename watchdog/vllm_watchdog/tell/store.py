@@ -55,11 +55,13 @@ def _decoded(data: bytes) -> Memory:
 class Store:
     """Keeps one value that `core.codec` encodes.  `clock` is monotonic seconds.  The latest `save` wins.
 
-    `first` is waited for before each writing: what must be on disk before this value is, within a limit of its own.
+    `first` is waited for before each writing: what must be on disk before this value is, within a limit of its own; and
+    `give_way` before that, for a moment.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float], say: Say, first: Callable[[], object] = lambda: None) -> None:
-        self._path, self._clock, self._say, self._first = path, clock, say, first
+    def __init__(self, path: Path, clock: Callable[[], float], say: Say, first: Callable[[], object] = lambda: None,
+                 give_way: Callable[[], None] = lambda: None) -> None:
+        self._path, self._clock, self._say, self._first, self._give_way = path, clock, say, first, give_way
         self._changed = threading.Condition()
         self._next: Any = None
         self._saved = True
@@ -91,6 +93,8 @@ class Store:
         while not self._stopping or self._next:
             with self._changed:
                 self._changed.wait_for(lambda: self._next or self._stopping, idle_s)
+            self._give_way()
+            with self._changed:
                 value, self._next = self._next, None
             if value:
                 self._first()
