@@ -7,12 +7,12 @@ What follows from the facts (deadlines, gates, probes, failover, recovery) is wo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf
 from typing import Any
 
 from vllm_watchdog.core import boot, causes, events, incidents, liveness, operate, story
 from vllm_watchdog.core.blame import specificity
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.commands import Command
 from vllm_watchdog.core.failures import Ended, filed
 from vllm_watchdog.core.follow import follow

@@ -6,10 +6,10 @@ is stopped, and each is said.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 from vllm_watchdog.core import causes, incidents, reasons
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.commands import Adopt, Drain, Kill
 from vllm_watchdog.core.events import Booted, Survivor
 from vllm_watchdog.core.failover import Service, Side

@@ -6,12 +6,11 @@ It decides nothing: `turn` does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from vllm_watchdog.core import incidents, policy, story
 from vllm_watchdog.core.catalog import Text, Words, both
-from vllm_watchdog.core.changed import changed
+from vllm_watchdog.core.changed import changed, replace
 from vllm_watchdog.core.commands import Alert, Command, Record, Say
 from vllm_watchdog.core.incidents import HOST, Flight, Incident, Urgency
 from vllm_watchdog.core.levels import levels_of

@@ -6,11 +6,11 @@ that is wanted waits in RELEASING until the other has left.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum, auto
 from math import inf
 
-from vllm_watchdog.core.changed import changed
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.plan import Failback, FailoverPlan, Standby
 
@@ -87,12 +87,12 @@ class Facts:
 
 def observe(service: Service, at: float, facts: Facts) -> Service:
     """Keep since when the wanted engine serves, and since when it is idle."""
-    return changed(
-        service,
-        served=service.served or facts.serving,
-        serving_since=min(service.serving_since, at) if facts.serving else inf,
-        idle_since=min(service.idle_since, at) if facts.serving and facts.idle else inf,
-    )
+    serving_since = min(service.serving_since, at) if facts.serving else inf
+    idle_since = min(service.idle_since, at) if facts.serving and facts.idle else inf
+    served = service.served or facts.serving
+    if serving_since == service.serving_since and idle_since == service.idle_since and served == service.served:
+        return service
+    return replace(service, served=served, serving_since=serving_since, idle_since=idle_since)
 
 
 def hint(service: Service, at: float, facts: Facts, plan: FailoverPlan) -> Hint:

@@ -5,9 +5,10 @@ Bounded: of many, the first and the newest stay, and of each class the newest.  
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vllm_watchdog.core.catalog import Text
+from vllm_watchdog.core.changed import replace
 
 FAILURES_KEPT = 12
 

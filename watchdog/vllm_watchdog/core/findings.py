@@ -7,11 +7,12 @@ one finding a class, a few pending ones, clipped text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vllm_watchdog.core.advice import advise
 from vllm_watchdog.core.case import Case
 from vllm_watchdog.core.catalog import CATALOG, Action, Severity
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.details import Details
 from vllm_watchdog.core.signatures import STARTUP_CLASSES, Phase
 

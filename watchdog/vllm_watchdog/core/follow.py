@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf
 
 from vllm_watchdog.core import causes, failover, gate, incidents, liveness, lowering, outages, repeats, standby
 from vllm_watchdog.core.catalog import Text
-from vllm_watchdog.core.changed import changed
+from vllm_watchdog.core.changed import changed, replace
 from vllm_watchdog.core.commands import Ask, Quit
 from vllm_watchdog.core.failover import Facts, Hint, Service, Side
 from vllm_watchdog.core.incidents import Incident, Urgency
@@ -40,11 +39,9 @@ def follow(turn: Turn) -> None:
     outages.watch(turn)
     for engine in turn.world.engines:
         _ask(turn, engine)
-    releasing = any(engine.phase is Phase.RELEASING for engine in turn.world.engines)
-    rousing = any(turn.world.engine(service.wanted).phase is Phase.ASLEEP for service in turn.world.services)
     # Nobody waits, or only for so long that the schedule will do.
-    if not (releasing or rousing) or turn.world.look_at <= turn.at:
-        turn.world = changed(turn.world, look_at=inf)
+    if turn.world.look_at < inf and (turn.world.look_at <= turn.at or not _waits_for_room(turn.world)):
+        turn.world = replace(turn.world, look_at=inf)
     _outages(turn)
     _recovered(turn)
     _remind(turn)
@@ -52,12 +49,20 @@ def follow(turn: Turn) -> None:
         turn.do(Quit())
 
 
+def _waits_for_room(world: World) -> bool:
+    releasing = any(engine.phase is Phase.RELEASING for engine in world.engines)
+    return releasing or any(world.engine(service.wanted).phase is Phase.ASLEEP for service in world.services)
+
+
 def _move(turn: Turn, name: str) -> None:
-    if turn.world.engine(name).life.phase is Phase.RELEASING:
+    """Most engines serve, answered when they were asked last, and have no deadline: three looks tell that."""
+    engine = turn.world.engine(name)
+    if engine.life.phase is Phase.RELEASING:
         _queue(turn, name)
-    if turn.world.engine(name).life.phase in ROUTED:
+    elif engine.life.phase is Phase.SUSPECT or (engine.life.phase is Phase.SERVING and engine.pulse.missed_at is not None):
         _judge(turn, name)      # before the deadline: tokens that came late came all the same
-    _deadline(turn, name)
+    if turn.world.engine(name).life.deadline <= turn.at:
+        _deadline(turn, name)
     if turn.world.engine(name).life.phase is Phase.RELEASING:
         _gate(turn, name)
 
@@ -66,7 +71,7 @@ def _deadline(turn: Turn, name: str) -> None:
     engine = turn.world.engine(name)
     if due_at(turn.world, engine) <= turn.at:
         turn.sign(name, Sign.TIMEOUT)
-    elif engine.life.deadline <= turn.at:
+    else:
         turn.overdue(name)
 
 
@@ -120,7 +125,8 @@ def _service(turn: Turn, name: str) -> None:
     watches = lowering.answered(world.watches, world.engine(name).plan)
     facts = _facts(turn, service, watches)
     service = failover.observe(service, turn.at, facts)
-    service = changed(service, lowering=lowering.observe(service.lowering, turn.at, watches))
+    if (lowered := lowering.observe(service.lowering, turn.at, watches)) is not service.lowering:
+        service = replace(service, lowering=lowered)
     turn.world = world.with_service(service)
     if world.stopping or world.paused:
         return

@@ -8,13 +8,14 @@ a failure explains more than any warning.  The id, and with it the folder, is fi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
 from vllm_watchdog.core import causes
 from vllm_watchdog.core.blame import specificity
 from vllm_watchdog.core.catalog import CATALOG, Severity, Text, Words, both
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.failures import Failure, added
 from vllm_watchdog.core.levels import Levels
 from vllm_watchdog.core.phrases import filled
@@ -76,7 +77,7 @@ class Need:
     zh: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Incident:
     """`id` is `20261129T144157Z-primary-oom_runtime`; instants are monotonic, `wall_*` epoch seconds."""
 

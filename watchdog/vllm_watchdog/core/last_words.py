@@ -6,9 +6,9 @@ Bounded by what is given; every line is clipped and masked.  Pure.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from vllm_watchdog.core.catalog import CATALOG
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.details import clip
 from vllm_watchdog.core.findings import Verdict
 from vllm_watchdog.core.records import Kind, parse

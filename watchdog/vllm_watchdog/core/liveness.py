@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum, auto
 from math import inf
 
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.plan import Limits
 from vllm_watchdog.core.readings import Metrics, Progress, Unknown
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from vllm_watchdog.core import gate, incidents, reasons
 from vllm_watchdog.core.blame import specificity
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.events import KernelRead, LogRead
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.policy import ALIVE, HAS_CHILD, Sign

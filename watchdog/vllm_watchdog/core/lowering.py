@@ -11,11 +11,11 @@ calm must last twice as long.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from vllm_watchdog.core.catalog import Text
-from vllm_watchdog.core.changed import changed
+from vllm_watchdog.core.changed import changed, replace
 from vllm_watchdog.core.plan import EnginePlan
 from vllm_watchdog.core.symptoms import Watch
 
@@ -52,9 +52,9 @@ def answered(watches: Sequence[Watch], primary: EnginePlan) -> tuple[Watch, ...]
 
 def observe(lowering: Lowering, at: float, watches: Iterable[Watch]) -> Lowering:
     """Keep since when all is calm.  A detector that is gone is calm: its engine has ended, or the daemon is a new one."""
-    if lowering.to is None:
-        return changed(lowering, calm_since=inf)
-    calm = all(watch.calm_since < inf for watch in watches)
+    if lowering.to is None and lowering.calm_since == inf:      # as nearly always
+        return lowering
+    calm = lowering.to is not None and all(watch.calm_since < inf for watch in watches)
     return changed(lowering, calm_since=min(lowering.calm_since, at) if calm else inf)
 
 

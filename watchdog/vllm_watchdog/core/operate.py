@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf
 
 from vllm_watchdog.core import causes, incidents
 from vllm_watchdog.core.boot import want
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.commands import Answer, Quit, Record
 from vllm_watchdog.core.events import Asked, Dumped
 from vllm_watchdog.core.failover import Hint, Service, Side

@@ -5,11 +5,11 @@ A failure within such a gap ends the excuse (`Turn.blame`), and so does its leng
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from math import inf
 
 from vllm_watchdog.core import causes
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.phrases import filled
@@ -30,7 +30,8 @@ def _watch(turn: Turn, service: Service) -> None:
     if served and service.excused_until > -inf:
         turn.world = turn.world.with_service(replace(service, excused_until=-inf))
     down = not served and turn.at >= service.excused_until
-    known = any(watch.class_ == DOWN and watch.subject == service.name for watch in turn.world.watches)
+    watches = turn.world.watches
+    known = bool(watches) and any(watch.class_ == DOWN and watch.subject == service.name for watch in watches)
     if down or known:
         after_s = turn.world.plan.thresholds.engine_down_s
         words = partial(filled, causes.NOT_SERVED, service=service.name, s=f"{after_s:.0f}", engine=engine.name,

@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum, auto
 from math import inf
 from zlib import crc32
 
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.plan import Limits
 
 

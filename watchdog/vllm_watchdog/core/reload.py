@@ -6,8 +6,7 @@ engines there are, their ports, cards and roles are those of the daemon's start.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.plan import EnginePlan, Plan
 from vllm_watchdog.core.policy import HAS_CHILD
 from vllm_watchdog.core.world import World

@@ -6,9 +6,8 @@ standby serves beside it the route is changed first, so that a busy engine becom
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vllm_watchdog.core import causes, gate
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.failover import PLANNED_S, Hint, Service
 from vllm_watchdog.core.follow import is_idle, turn_service
 from vllm_watchdog.core.phrases import filled

@@ -5,10 +5,9 @@ A restart answers each failure by itself; only the count says that restarts do n
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vllm_watchdog.core import causes
 from vllm_watchdog.core.catalog import Text
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.readings import Mark
 from vllm_watchdog.core.units import DAY_S

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from math import inf
 
 from vllm_watchdog.core import causes, leaks, symptoms
 from vllm_watchdog.core.catalog import Text
-from vllm_watchdog.core.changed import changed
+from vllm_watchdog.core.changed import changed, replace
 from vllm_watchdog.core.events import GpusSampled, HostSampled
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.phrases import filled

@@ -7,12 +7,13 @@ Unknown values change nothing: a symptom neither starts nor ends because a senso
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum, auto
 from math import inf
 
 from vllm_watchdog.core import causes
 from vllm_watchdog.core.catalog import Text
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.incidents import Urgency
 from vllm_watchdog.core.phrases import filled
 from vllm_watchdog.core.plan import Thresholds

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, TypeVar
 
 from vllm_watchdog.core import events as e
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.commands import Command, Dump, Say, Spawn
 from vllm_watchdog.core.report import serving
 from vllm_watchdog.core.world import Engine, World
@@ -50,7 +51,7 @@ class Change:
     gap_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Totals:
     """Instants are monotonic seconds."""
 

@@ -11,10 +11,12 @@ stepped up once is no leak, and a steady one is found when a fifth of its way to
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from math import inf
 from statistics import median
+
+from vllm_watchdog.core.changed import replace
 
 KEPT = 30                           # points a window
 ENOUGH = 20                         # fewer say nothing

@@ -6,12 +6,12 @@ It is where decisions of the policy become commands, and where a failure becomes
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf
 
 from vllm_watchdog.core import causes, incidents, policy, reasons, repeats
 from vllm_watchdog.core.blame import specificity
 from vllm_watchdog.core.catalog import Words
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.commands import Drain, Dump, Kill, SampleGpus, Sleep, Spawn, Term, Wake
 from vllm_watchdog.core.draft import Draft
 from vllm_watchdog.core.failures import Failure

@@ -11,8 +11,9 @@ few lines for each of at most `ERRORS` errors.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.details import Details
 from vllm_watchdog.core.records import Record
 

@@ -8,10 +8,10 @@ again take a stall back.  Pure and bounded: no clock, no I/O.  A finding is evid
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from vllm_watchdog.core import markers, validation
 from vllm_watchdog.core.catalog import CATALOG
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.details import Details, clip, details_of
 from vllm_watchdog.core.findings import KERNEL_RANK, NOTHING, STALLS, Finding, Incident, Verdict, judge
 from vllm_watchdog.core.kernel import KernelLog

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Set
+from dataclasses import dataclass, field
 from math import inf
 
 from vllm_watchdog.core.catalog import Text
+from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.failover import Service
 from vllm_watchdog.core.failures import Ended
 from vllm_watchdog.core.incidents import Flight, Incident, remind_at
@@ -23,7 +25,7 @@ RESTARTS_KEPT = 500     # by the state file; a day of one engine that is held an
 ROUTED = frozenset({Phase.SERVING, Phase.SUSPECT})      # whose life is judged: a suspect may be busy, and keeps the route
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Engine:
     """One engine and its newest generation.  Instants are monotonic seconds; inf: not so now."""
 
@@ -95,7 +97,7 @@ class Snapshot:
     ok: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class World:
     plan: Plan = Plan()
     boot_id: str = ""
@@ -124,8 +126,14 @@ class World:
     _services: dict[str, Service] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_engines", {engine.plan.name: engine for engine in self.engines})
-        object.__setattr__(self, "_services", {service.name: service for service in self.services})
+        self.changed(frozenset(("engines", "services")))
+
+    def changed(self, facts: Set[str]) -> None:
+        """By `replace`, whose new world has the old one's tables."""
+        if "engines" in facts:
+            self.__dict__["_engines"] = {engine.plan.name: engine for engine in self.engines}
+        if "services" in facts:
+            self.__dict__["_services"] = {service.name: service for service in self.services}
 
     def engine(self, name: str) -> Engine:
         """Raises KeyError for a name that is not configured."""
