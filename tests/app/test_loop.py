@@ -61,3 +61,43 @@ def test_what_starts_and_ends_engines_is_carried_out_first() -> None:
     kinds = [type(command) for command in done]
     restart = kinds.index(Spawn, kinds.index(Kill))
     assert kinds.index(Dump) > restart      # of one turn
+
+
+def test_the_rest_of_a_turn_waits_for_the_start_in_it() -> None:
+    """What the hands tell of the start comes while the rest waits, and is the next event all the same."""
+    done: list[str] = []
+    one, two = Mark("primary", 1), Mark("primary", 2)
+    inbox = Watched(done)
+    outlets = Outlets(lambda event: done.append(type(event).__name__), lambda command: carry_out(command),
+                      lambda _: None, lambda: None)
+
+    def carry_out(command: Command) -> None:
+        done.append(type(command).__name__)
+        if command == Spawn(two):
+            inbox.put(Spawned(2.3, two, 200))
+            inbox.put(StopAsked(2.4, "SIGTERM"))
+            inbox.put(SpawnFailed(2.5, two, "x", "x"))
+            inbox.put(LogRead(2.6, two, (), True))
+
+    loop = Loop(inbox, outlets, clock=lambda: 0.0, wall=lambda: 0.0)
+    for event in (GpusSampled(0.1, Unknown(0.1, "no NVIDIA driver")), Spawned(0.2, one, 100),
+                  Probed(1.0, one, Health.OK, (Holder(100, "vllm", one),)), Exited(2.0, one, 1), Emptied(2.1, one),
+                  LogRead(2.2, one, (), True)):
+        inbox.put(event)
+    loop.run(Booted(0.0, plan(backup=False), 0.0, "boot-1"))
+    start = done.index("Spawn", done.index("Kill"))
+    assert done[start + 1] == "took Spawned"
+    assert done.index("Dump", start) < done.index("Spawned", start), "its turn comes after"
+
+
+class Watched(SimpleQueue[Event]):
+    """Notes what is taken from it, and when."""
+
+    def __init__(self, done: list[str]) -> None:
+        super().__init__()
+        self._done = done
+
+    def get(self, *args: Any, **more: Any) -> Event:
+        event = super().get(*args, **more)
+        self._done.append(f"took {type(event).__name__}")
+        return event

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import filterfalse
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -22,6 +23,7 @@ from vllm_watchdog.core.world import World, next_deadline
 IDLE_S = 1.0            # the longest wait: the wall clock is compared, and systemd is told, at least this often
 STEPPED_S = 0.5         # a wall clock that moved by more than this against the monotonic one was stepped
 HANDS = (Spawn, Term, Kill)     # carried out first: what tells of it and what proves it takes a moment
+START_S = 0.003         # the most that the rest of a turn waits for a start: only one thread of Python runs at a time
 KEEP_UP = 200           # events taken in one go before the world is published again
 
 
@@ -39,6 +41,7 @@ class Loop:
     def __init__(self, inbox: SimpleQueue[Event], outlets: Outlets,
                  clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._inbox, self._outlets, self._clock, self._wall = inbox, outlets, clock, wall
+        self._early: list[Event] = []       # came while an engine was started
         self.world = World()
         self.totals = Totals()
 
@@ -58,10 +61,7 @@ class Loop:
     def _next(self) -> list[Event]:
         """The events that are there, oldest first; a Tick when none came before the nearest deadline."""
         wait_s = min(max(next_deadline(self.world) - self._clock(), 0.0), IDLE_S)
-        try:
-            events = [self._inbox.get(timeout=wait_s)]
-        except Empty:
-            events = [Tick(self._clock())]
+        events, self._early = self._early or self._wait(wait_s) or [Tick(self._clock())], []
         while len(events) < KEEP_UP and not self._inbox.empty():
             events.append(self._inbox.get())
         offset = self._wall() - self._clock()
@@ -69,16 +69,31 @@ class Loop:
             events.append(ClockSet(self._clock(), offset))
         return events
 
+    def _wait(self, seconds: float) -> list[Event]:
+        """One event, or none."""
+        try:
+            return [self._inbox.get(timeout=seconds)]
+        except Empty:
+            return []
+
     def _turn(self, event: Event) -> bool:
         """One event.  Threads stamp their events themselves, so one may be older than the last: time never runs back."""
         event = replace(event, at=max(event.at, self.world.at))
         before = self.world
         self.world, commands = advance(before, event)
         self._outlets.journal(event)
-        for command in sorted(commands, key=lambda command: not isinstance(command, HANDS)):
+        for command in filter(_is_for_hands, commands):
+            self._outlets.execute(command)
+        if before.engines and any(isinstance(command, Spawn) for command in commands):     # at first nobody was told anything yet
+            self._early += self._wait(START_S)
+        for command in filterfalse(_is_for_hands, commands):
             self._outlets.execute(command)
         self.totals = count(self.totals, before, event, self.world, commands)
         return any(isinstance(command, Quit) for command in commands)
+
+
+def _is_for_hands(command: Command) -> bool:
+    return isinstance(command, HANDS)
 
 
 def boot_id() -> str:
