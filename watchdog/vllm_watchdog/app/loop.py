@@ -84,7 +84,7 @@ class Loop:
         self._outlets.journal(event)
         for command in filter(_is_for_hands, commands):
             self._outlets.execute(command)
-        if before.engines and any(isinstance(command, Spawn) for command in commands):     # at first nobody was told anything yet
+        if before.engines and any(isinstance(command, Spawn) for command in commands):     # the first world is told at once
             self._early += self._wait(START_S)
         for command in filterfalse(_is_for_hands, commands):
             self._outlets.execute(command)
