@@ -215,7 +215,7 @@ def test_a_program_is_found_as_exec_finds_it(bench: Bench, tmp_path: Path) -> No
     tool.write_text(f"#!{sys.executable}\n{UP}")
     tool.chmod(0o755)
     for number, (argv, path) in enumerate((((str(tool),), "/bin"), (("tools/my-vllm",), "/bin"),
-                                           (("my-vllm",), f"/bin:{tool.parent}")), 1):
+                                           (("my-vllm",), f"/bin:{'x' * 5_000}:{tool.parent}")), 1):
         mark = Mark("primary", number)
         hands = bench.start(bench.launch("", argv=argv, cwd=tmp_path, env=(("PATH", path),)))
         hands.do(Spawn(mark))
