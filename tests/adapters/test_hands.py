@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from vllm_watchdog import proc
-from vllm_watchdog.act import leader
+from vllm_watchdog.act import leader, step
 from vllm_watchdog.act.hands import Hands
 from vllm_watchdog.act.leader import environment
 from vllm_watchdog.app.process import become_subreaper
@@ -146,18 +146,61 @@ def test_a_launch_gets_its_own_group_mark_and_log(bench: Bench) -> None:
     assert bench.log.stat().st_mode & 0o777 in (0o640, 0o644, 0o600)
 
 
-def test_an_engine_starts_as_if_there_had_been_no_step_between(bench: Bench) -> None:
-    """It gets the environment as it was meant (Python adds LC_CTYPE in a C locale), and no signal that Python ignores."""
-    script = "grep SigIgn /proc/self/status; tr '\\0' '\\n' </proc/self/environ; echo up; exec sleep 60"
-    env = (("LC_ALL", ""), ("LANG", "C"), ("ODD", "a=b"), ("no.shell-name", "it's \"$HOME\""))
-    bench.start(bench.launch("", argv=("/bin/sh", "-c", script), env=env)).do(Spawn(ONE))
+SHELLS = [shell for shell in ("/bin/dash", "/bin/bash", "/bin/busybox") if Path(shell).exists()] or ["/bin/sh"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_an_engine_starts_as_if_there_had_been_no_step_between(
+    bench: Bench, shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the environment as it was meant (its own Python adds LC_CTYPE in a C locale)."""
+    monkeypatch.setattr(step, "SHELL", shell)
+    script = "import os; print(dict(os.environ)); " + UP
+    odd = {"no.shell-name": "it's \"$HOME\"", "IFS": "x", "OPTIND": "abc", "PPID": "1", "-u": "y",
+           "BASH_FUNC_f%%": "() { :; }"}
+    plain = {"LANG": "C", "ODD": "a=b", "score": "7", "SHELL_LINES": "one\ntwo", "ENV": "/no/such", "BASH_ENV": "/no/such"}
+    launch = bench.launch(script, env=(*odd.items(), *plain.items()))
+    bench.start(launch).do(Spawn(ONE))
     bench.pids.append(bench.next(Spawned).pid)
     bench.until(lambda: "up\n" in bench.text())
-    lines = bench.text().splitlines()
-    ignored = next(line for line in lines if line.startswith("SigIgn:"))
+    env = eval(next(line for line in bench.text().splitlines() if line.startswith("{")))
+    assert (odd | plain).items() <= env.items()
+    expected = environment(os.environ, launch, ONE, INSTANCE)
+    assert set(env) - set(expected) <= {"PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"}
+    differs = {name for name in expected.keys() & env.keys() if expected[name] != env[name]}
+    assert differs <= {"PWD", "OLDPWD", "SHLVL", "_"}
+
+
+def test_an_engine_ignores_no_signal_that_python_does(bench: Bench) -> None:
+    script = "grep SigIgn /proc/self/status; echo up; exec sleep 60"
+    bench.start(bench.launch("", argv=("/bin/sh", "-c", script))).do(Spawn(ONE))
+    bench.pids.append(bench.next(Spawned).pid)
+    bench.until(lambda: "up\n" in bench.text())
+    ignored = next(line for line in bench.text().splitlines() if line.startswith("SigIgn:"))
     assert not int(ignored.split()[1], 16) & (1 << signal.SIGPIPE - 1)
-    assert {"ODD=a=b", "no.shell-name=it's \"$HOME\""} <= set(lines)
-    assert not any(line.startswith("LC_CTYPE=") for line in lines)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_what_exec_refuses_ends_otherwise_than_a_command_that_its_own_shell_cannot_run(
+    bench: Bench, shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "SHELL", shell)
+    cut_off = tmp_path / "vllm"
+    cut_off.write_bytes(Path(sys.executable).resolve().read_bytes()[:100])
+    cut_off.chmod(0o755)
+    bench.start(bench.launch("", argv=(str(cut_off),))).do(Spawn(ONE))
+    bench.next(Spawned)
+    assert bench.next(Exited).code == step.NOT_EXECUTED
+    assert str(cut_off) in bench.text(), "the shell says why"
+
+
+def test_a_path_with_an_equals_sign_is_no_variable(bench: Bench, tmp_path: Path) -> None:
+    tool = tmp_path / "a=b" / "vllm"
+    tool.parent.mkdir()
+    tool.write_text(f"#!{sys.executable}\n{UP}")
+    tool.chmod(0o755)
+    bench.start(bench.launch("", argv=(str(tool),), env=(("o.dd", "secret"),))).do(Spawn(ONE))
+    bench.pids.append(bench.next(Spawned).pid)
+    bench.until(lambda: "up\n" in bench.text())
+    assert "secret" not in bench.text()
 
 
 def test_an_engine_carries_what_it_was_started_by(bench: Bench) -> None:
@@ -182,7 +225,7 @@ def test_an_engine_has_no_part_in_the_daemons_priority(bench: Bench) -> None:
         hands.do(Spawn(ONE))
         bench.pids.append(bench.next(Spawned).pid)
         thread = hands._thread.native_id
-        assert thread and os.getpriority(os.PRIO_PROCESS, thread) == -3
+        assert thread and os.getpriority(os.PRIO_PROCESS, thread) == -3     # it could not be had again under the unit
     finally:
         os.setpriority(os.PRIO_PROCESS, 0, before)
     bench.until(lambda: "up\n" in bench.text())
@@ -261,11 +304,22 @@ def test_a_launch_that_cannot_start_is_told_in_one_sentence(bench: Bench, change
 
 def test_a_script_without_its_interpreter_is_told_too(bench: Bench, tmp_path: Path) -> None:
     """An upgrade is replacing the virtual environment: the next try may find it."""
-    script = tmp_path / "vllm"
-    script.write_text("#!/no/such/python\n")
+    script, python = tmp_path / "vllm", tmp_path / "python"
+    script.write_text(f"#!{python}\n")
     script.chmod(0o755)
-    bench.start(bench.launch(UP, argv=(str(script), "serve"))).do(Spawn(ONE))
-    assert bench.next(SpawnFailed).why == f"cannot run {script}: No such file or directory"
+    hands = bench.start(bench.launch(UP, argv=(str(script), "serve")))
+
+    def why() -> str:
+        hands.do(Spawn(ONE))
+        return bench.next(SpawnFailed).why
+
+    assert why() == f"cannot run {script}: No such file or directory"
+    python.write_text("")
+    assert why() == f"cannot run {script}: Permission denied"
+    python.chmod(0o755)
+    assert why() == f"cannot run {script}: Exec format error"
+    python.write_text("#!/no/such/program\n")
+    assert why() == f"cannot run {script}: No such file or directory"
 
 
 def test_a_full_disk_costs_the_log_and_not_the_service(bench: Bench) -> None:

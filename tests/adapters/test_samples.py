@@ -14,6 +14,7 @@ from tests.fakes.tell import Clock, Said
 from vllm_watchdog.app.samples import KEPT_ROWS, SLOT_S, Sampler
 from vllm_watchdog.app.samples import KEPT_S as KEPT_FOR_PLOTS_S
 from vllm_watchdog.core import events as e
+from vllm_watchdog.core.policy import Phase
 from vllm_watchdog.tell.history import History, Reader
 from vllm_watchdog.tell.page import AFTER_S, BEFORE_S
 from vllm_watchdog.tell.samples import KEPT_S, Sample, Samples, columns, prune, schema
@@ -142,8 +143,20 @@ def test_a_plot_shows_the_peaks():
         scene.feed(e.Scraped(at, M, metrics(50, kv=used / 100)))
         sampler.take(scene.world)
     (point,) = sampler.points("primary")
+    assert point.wall == pytest.approx(scene.world.wall_offset + 60.0)     # an incident after it has a plot
     assert (point.cards, point.kv) == (((0, 90 * GIB),), 0.9)
     assert [line.split(",")[-3] for line in list(sampler.rows())[1:]] == ["0.1", "0.9", "0.2", "0.3"]
+
+
+def test_of_an_engine_that_is_held_nothing_older_is_kept():
+    scene, sampler = Scene(plan()).serve(), Sampler()
+    sampler.take(replace(scene.world, at=1_000.0))
+    nothing_runs = replace(scene.world, engines=tuple(
+        replace(engine, life=replace(engine.life, phase=Phase.HELD)) for engine in scene.world.engines))
+    sampler.take(replace(nothing_runs, at=1_000.0 + KEPT_FOR_PLOTS_S / 2))
+    assert len(sampler.points("primary")) == 1
+    sampler.take(replace(nothing_runs, at=1_000.0 + KEPT_FOR_PLOTS_S))
+    assert sampler.points("primary") == () and len(list(sampler.rows())) == 1
 
 
 def test_of_fast_samples_no_more_rows_are_kept():

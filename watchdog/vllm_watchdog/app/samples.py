@@ -38,7 +38,7 @@ class Sampler:
 
     def take(self, world: World) -> list[Sample]:
         """One sample an engine that has a process, one a card."""
-        wall = world.at + world.wall_offset
+        wall, self._newest = world.at + world.wall_offset, world.at
         samples = [] if isinstance(world.gpus, Unknown) else [_card(gpu, wall) for gpu in world.gpus]
         for engine in world.engines:
             if engine.phase in HAS_CHILD:
@@ -55,7 +55,6 @@ class Sampler:
             if engine not in self._tracks:
                 self._tracks[engine] = Track(KEPT_ROWS)
             self._tracks[engine].append(figures)
-            self._newest = figures[AT]
 
     def _rows(self, engine: str) -> Iterator[dict[str, float]]:
         with self._lock:
@@ -108,10 +107,12 @@ class Sampler:
 
 
 def _highest(rows: Iterable[dict[str, float]]) -> dict[str, float]:
-    highest: dict[str, float] = {}
+    """Of the instant the first."""
+    first = next(iter(rows := iter(rows)))
+    highest = dict(first)
     for row in rows:
         highest = {name: max(value, highest.get(name, value)) for name, value in (highest | row).items()}
-    return highest
+    return highest | {WALL: first[WALL]}
 
 
 def _point(row: dict[str, float]) -> Point:

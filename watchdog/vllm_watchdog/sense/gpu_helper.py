@@ -117,8 +117,7 @@ class Simulated:
 
     def read(self) -> list[dict[str, Any]]:
         card = self._json("gpu.json") or {}
-        pids = [name[:-5] for name in os.listdir(self._folder) if name.endswith(".json") and name[0].isdigit()]    # noqa: PTH208
-        rows = [row for pid in pids if _lives(pid) and (row := self._json(f"{pid}.json"))]
+        rows = [row for pid in self._pids() if _lives(pid) and (row := self._json(f"{pid}.json"))]
         count = max([int(card.get("count", 1)), *(int(row["gpu"]) + 1 for row in rows)])
         return [self._card(index, int(card.get("total_bytes", DEFAULT_SIM_BYTES)), rows) for index in range(count)]
 
@@ -129,6 +128,13 @@ class Simulated:
             "index": index, "uuid": f"SIM-{index}", "name": "simulated GPU", "used_bytes": used, "total_bytes": total,
             "utilization": None, "temperature_c": None, "ecc_uncorrected": None, "processes": mine, "bus_id": "",
         }
+
+    def _pids(self) -> list[str]:
+        try:
+            names = os.listdir(self._folder)    # noqa: PTH208
+        except FileNotFoundError:
+            return []
+        return [name[:-5] for name in names if name.endswith(".json") and name[0].isdigit()]
 
     def _json(self, name: str) -> dict[str, Any] | None:
         try:

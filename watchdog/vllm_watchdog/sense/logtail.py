@@ -179,7 +179,8 @@ class LogTail:
         drained = ending is not None
         if self._mark and (findings or drained):
             self._post(LogRead(self._clock(), self._mark, findings, drained, ending or ()))
-            self._give_way()
+            if drained:     # else a drain, which a start waits for, may come next
+                self._give_way()
             self._save()
 
     # -- orders
