@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 from tests.core.scenes import Scene, mark, plan, tree
 
 from vllm_watchdog.app.document import context, document
@@ -24,9 +22,9 @@ def test_each_engine_has_its_profile_and_a_loading_one_its_stage() -> None:
 def test_a_bundle_is_of_the_generation_that_it_is_about() -> None:
     scene = Scene(plan()).serve()
     scene.feed(e.HostSampled(2.0, scene.world.host, (tree(mark("primary#1"), pid=4711),)))
-    told = context(scene.world, mark("primary#1"), ("head", "row"))
+    told = context(scene.world, mark("primary#1"), lambda: ("head", "row"))
     assert told.pids == (4711,)
-    assert told.samples == ("head", "row")
-    assert json.loads(told.report)["engines"][0]["name"] == "primary"
-    assert context(scene.world, mark("primary#2"), ()).pids == ()
-    assert context(scene.world, None, ()).pids == ()
+    assert told.samples() == ("head", "row")
+    assert told.report()["engines"][0]["name"] == "primary"
+    assert context(scene.world, mark("primary#2"), tuple).pids == ()
+    assert context(scene.world, None, tuple).pids == ()

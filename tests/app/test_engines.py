@@ -6,11 +6,13 @@ import os
 import queue
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vllm_watchdog.app.engines import Engines
+from vllm_watchdog.app.haste import Haste
 from vllm_watchdog.core.commands import Kill, Spawn
 from vllm_watchdog.core.events import Emptied, Event, Exited, LogRead
 from vllm_watchdog.core.readings import Mark
@@ -28,7 +30,7 @@ def test_what_an_engine_writes_at_once_is_read_by_a_tail_that_is_held_up(tmp_pat
                     None, log)
     events, parts, free = queue.Queue[Event](), list[Any](), threading.Event()
     engines = Engines({"primary": launch}, f"engines{os.getpid()}", tmp_path, None, lambda _: None, events.put,
-                      lambda part: parts.append(part) or part, World, lambda _: None)
+                      lambda part: parts.append(part) or part, World, lambda _: None, Haste(time.monotonic))
     engines._tails["primary"]._order(partial(free.wait, 10))     # as on a slow disk
     for part in parts:
         part.start()
