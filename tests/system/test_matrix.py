@@ -44,5 +44,5 @@ def test_every_fault_meets_every_standby_mode_and_load_it_can() -> None:
 def test_the_table_counts_passes_and_tells_each_failure_once() -> None:
     cell = "CUDA OOM/hot/idle"
     results = [Result(cell, gap_s=1.0), Result(cell, gap_s=3.0), Result(cell, ["left: primary#1 7\nmore"])]
-    assert "| CUDA OOM | – | – | – | – | – | – | 2/3, 2.00 s | – |" in table(results).splitlines()
+    assert "| CUDA OOM | – | – | – | – | – | – | 2/3, 2.00 (3.00) s | – |" in table(results).splitlines()
     assert report(results).splitlines()[-1] == "- CUDA OOM/hot/idle: left: primary#1 7"
