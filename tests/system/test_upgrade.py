@@ -35,7 +35,7 @@ def test_the_first_answer_of_a_new_daemon_is_that_the_engine_serves_as_before(ma
     page = f"127.0.0.1:{free_port()}"
     watchdog = make({"one": engine()}, daemon={"listen": page}).start()
     before = watchdog.serving("one")
-    watchdog.until(lambda: '"served": true' in (watchdog.state / "state.json").read_text(), "not on disk")   # in another thread
+    watchdog.until(lambda: '"served": true' in (watchdog.state / "state.json").read_text(), "not on disk")
     watchdog.kill()
     assert watchdog.daemon
     gone = watchdog.daemon.pid
