@@ -1,4 +1,4 @@
-"""What must survive the daemon, `state_dir/memory.json`: read once at start, written whenever it changes.
+"""What must survive the daemon, `state_dir/state.json`: read once at start, written whenever it changes.
 
 `save` returns at once: a thread of its own writes the latest value and skips what was overtaken.  The file is replaced
 whole and synced, so it is never half a value.  Never fatal: while it cannot be written that is said once a minute and
