@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -362,6 +363,8 @@ def test_simulated_cards_are_counted_by_the_file_or_by_their_users(cards: Path) 
     assert [card["used_bytes"] for card in gpu_helper.source().read()] == [0, 0, GIB]
     (cards / "gpu.json").write_text(json.dumps({"total_bytes": GIB, "count": 4}))
     assert [card["total_bytes"] for card in gpu_helper.source().read()] == [GIB] * 4
+    shutil.rmtree(cards)
+    assert [card["used_bytes"] for card in gpu_helper.source().read()] == [0]
 
 
 def test_a_sense_that_was_never_started_can_be_stopped() -> None:

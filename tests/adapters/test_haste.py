@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.adapters.test_logtail import OOM
 from tests.core.scenes import WALL, mark
 from tests.fakes.tell import Clock, Said, incident
 
 from vllm_watchdog.app.haste import HASTE_S, Haste
+from vllm_watchdog.core.events import LogRead
 from vllm_watchdog.core.world import Memory
 from vllm_watchdog.sense.logtail import LogTail
 from vllm_watchdog.tell.history import History
@@ -86,9 +88,7 @@ def place(folder: Path, gate: Gate) -> tuple[Callable[[], object], Callable[[], 
     made = LogTail("primary", path, folder / "primary.offset", events.append, time.monotonic, give_way=gate)
     made.start()
     made.follow(mark("primary#1"))
-    deadline = time.monotonic() + 10
-    while not (folder / "primary.offset").exists() and time.monotonic() < deadline:
-        time.sleep(0.005)
+    until((folder / "primary.offset").exists)
     with path.open("a") as file:
         file.write("its last\n")
 
@@ -111,3 +111,30 @@ def test_whoever_writes_gives_way_first(tmp_path: Path, writer: Callable[..., tu
         gate.open.set()
         stop()
     assert written()
+
+
+def test_a_finding_that_comes_before_the_end_holds_nobody_up(tmp_path: Path) -> None:
+    """The drain, which a start waits for, may be the next order."""
+    path, kept = tmp_path / "primary.log", tmp_path / "primary.offset"
+    events, waited = list[LogRead](), list[int]()
+    path.write_text("")
+    made = LogTail("primary", path, kept, events.append, time.monotonic, give_way=lambda: waited.append(len(events)))
+    made.start()
+    try:
+        made.follow(mark("primary#1"))
+        until(kept.exists)
+        with path.open("a") as file:
+            file.write(OOM)
+        until(lambda: events)
+        made.drain(mark("primary#1"))
+        until(lambda: waited)
+    finally:
+        made.stop(10)
+    assert [(bool(read.findings), read.drained) for read in events] == [(True, False), (False, True)]
+    assert waited == [2]
+
+
+def until(found: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not found() and time.monotonic() < deadline:
+        time.sleep(0.002)
