@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 
@@ -106,10 +106,9 @@ class Sampler:
         return round((tokens - before) / (wall - then), 2)
 
 
-def _highest(rows: Iterable[dict[str, float]]) -> dict[str, float]:
+def _highest(rows: Iterator[dict[str, float]]) -> dict[str, float]:
     """Of the instant the first."""
-    first = next(iter(rows := iter(rows)))
-    highest = dict(first)
+    first = highest = next(rows)
     for row in rows:
         highest = {name: max(value, highest.get(name, value)) for name, value in (highest | row).items()}
     return highest | {WALL: first[WALL]}

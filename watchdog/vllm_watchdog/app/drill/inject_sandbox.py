@@ -30,7 +30,7 @@ from vllm_watchdog.procfs import ProcId, alive
 
 HOUR_S = 3600
 FLOOD_S, FLOOD_BYTES = 3.0, 100_000_000     # a second
-FLOOD_TURN_S = 0.02
+FLOOD_TURN_S = LOOK_S = 0.02
 FILL_BLOCK = 1 << 20
 LEAK_BYTES, LEAK_MIB_PER_S = 128 << 20, 400
 GONE_S = 5.0
@@ -55,7 +55,7 @@ def gone(who: ProcId) -> None:
     """Waits until it is, for some seconds."""
     end = time.monotonic() + GONE_S
     while alive(who) and time.monotonic() < end:
-        time.sleep(FLOOD_TURN_S)
+        time.sleep(LOOK_S)
 
 
 def cuda_oom(box: Sandbox) -> Undo:
