@@ -44,6 +44,30 @@ def test_an_incident_is_read_while_the_daemon_writes_and_after_it_left(book):
         book.stop(5)
 
 
+def test_who_asks_the_daemon_is_told_what_it_has_only_just_recorded(tmp_path, said):
+    giving_way = threading.Event()
+    book = History(tmp_path / "history.db", Clock(), lambda: WALL, said, give_way=lambda: giving_way.wait(0.05))
+    book.start()
+    try:
+        book.record(incident(1))
+        assert [row["urgency"] for row in book.reader().incidents()] == ["critical"]
+    finally:
+        assert book.stop(5)
+
+
+def test_who_asks_waits_for_a_hung_disk_no_longer_than_that(tmp_path, said, monkeypatch):
+    monkeypatch.setattr(history, "answer_s", 0.01)
+    disk = threading.Event()
+    book = History(tmp_path / "history.db", Clock(), lambda: WALL, said, give_way=lambda: disk.wait(30))
+    book.start()
+    try:
+        book.record(incident(1))
+        assert book.reader().incidents() == []
+    finally:
+        disk.set()
+        assert book.stop(5)
+
+
 def test_a_reader_makes_nothing_and_finds_nothing_before_the_first_start(tmp_path):
     reader = Reader(tmp_path / "history.db")
     assert reader.incidents() == [] and reader.incident("x") is None and reader.samples("7d", WALL)["series"] == {}

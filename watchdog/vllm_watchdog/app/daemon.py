@@ -50,7 +50,7 @@ from vllm_watchdog.sense.gpu import GpuSense
 from vllm_watchdog.sense.host import HostSense
 from vllm_watchdog.sense.kernel import KernelSense, open_kmsg
 from vllm_watchdog.tell.control import ROUTE, Control
-from vllm_watchdog.tell.history import History, Reader
+from vllm_watchdog.tell.history import History
 from vllm_watchdog.tell.journal import Journal
 from vllm_watchdog.tell.lock import Lock
 from vllm_watchdog.tell.page import Pages
@@ -134,7 +134,7 @@ class Daemon:
         self.store: Store = self._part(Store(
             daemon.state_dir / "state.json", time.monotonic, self.say, first=lambda: self.alerting.written(WRITTEN_S),
             give_way=self.haste.give_way))
-        self.reader = reader = Reader(daemon.log_dir / "history.db")
+        self.reader = reader = self.history.reader()
         self.control: Control = self._part(Control(
             daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
             lambda said: self.inbox.put(heard(said, time.monotonic())), self.reload,
@@ -144,7 +144,7 @@ class Daemon:
         if daemon.port:
             from vllm_watchdog.app import page  # `llm-watchdog events` need not wait for a web server
 
-            self.web = page.web(self.settings, self.control, self.report, self.samples, self.say)
+            self.web = page.web(self.settings, self.control, self.report, reader, self.samples, self.say)
             self.voice.listeners.append(self._part(self.web).said)
 
     def _claim(self) -> Groups | None:

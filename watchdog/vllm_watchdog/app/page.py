@@ -17,10 +17,10 @@ from vllm_watchdog.web.server import Web
 T = TypeVar("T")
 
 
-def web(settings: Settings, control: Control, report: Callable[[], dict[str, Any]], samples: Samples, say: Say) -> Web:
+def web(settings: Settings, control: Control, report: Callable[[], dict[str, Any]], reader: Reader, samples: Samples,
+        say: Say) -> Web:
     """The page on `daemon.listen`, which must be set."""
     daemon = settings.daemon
-    reader = Reader(daemon.log_dir / "history.db")
     sources = Sources(
         report=report,
         ask=control.ask,

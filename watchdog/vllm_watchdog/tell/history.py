@@ -36,6 +36,7 @@ idle_s = 60.0
 complain_s = 60.0
 cache_kib = 256                     # SQLite's own 2,000 fill within hours, and are not given back
 busy_s = 5.0                        # readers never hold a WAL writer up; a human with a shell might
+answer_s = 0.5                      # who asks the daemon waits no longer for what it is about to write
 
 VERSION = 2     # 1 kept other samples
 schema = """
@@ -93,6 +94,10 @@ class History:
     def flush(self, deadline_s: float) -> bool:
         """Waits until all that was put is written.  False: not within `deadline_s`, or the disk does not take it."""
         return self._backlog.settled(deadline_s) and not self._kept
+
+    def reader(self) -> Reader:
+        """One whose answers hold all that was put before the question; what the disk does not take yet, they lack."""
+        return Reader(self.path, lambda: self.flush(answer_s))
 
     def record(self, incident: Incident) -> None:
         """Writes the incident as it is now, over what was known of it."""
@@ -179,10 +184,12 @@ class History:
 
 
 class Reader:
-    """Read-only, a connection a call, so any thread may ask.  Every method raises HistoryError."""
+    """Read-only, a connection a call, so any thread may ask.  Every method raises HistoryError.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    `first` is called before each look at the file."""
+
+    def __init__(self, path: Path, first: Callable[[], object] = lambda: None) -> None:
+        self._path, self._first = path, first
 
     def incidents(self, limit: int = 50) -> list[dict[str, Any]]:
         """The newest first: id, service, engine, class, urgency, wall_opened, wall_resolved (epoch seconds or None)."""
@@ -213,6 +220,7 @@ class Reader:
         return samples.read(self._rows, name, now_wall, since)
 
     def _rows(self, query: str, *values: object) -> list[dict[str, Any]]:
+        self._first()
         try:
             self._path.stat()
         except FileNotFoundError:
