@@ -76,7 +76,7 @@ def test_a_kv_cache_that_can_never_fit_is_held_after_one_try_and_the_page_says_w
     row = host.incident("cache")
     assert row
     page = host.bundle(row) / "README.md"
-    fits = host.until(lambda: re.search(r"Set --max-model-len (\d+)", page.read_text()), "the page names no length that fits")
+    fits = host.until(lambda: re.search(r"Set --max-model-len (\d+)", page.read_text()), "the page says none that fits")
     assert 0 < int(fits[1]) < TOO_LONG
     figures("a KV cache that can never fit", detected_s=age_of(host, "log.finding", "cache#1"),
             note=f"held; the page says that {int(fits[1]):,} tokens fit: {why[:60]}…")

@@ -47,6 +47,7 @@ HANG: Doc = {"still_s": 0.6, "probe_s": 2.0, "patience_s": 1.0, "dead_s": 1.5}  
 LESS_HASTY = {"HASTY_RELEASE_S": "10", "HASTY_CONFIRM_S": "2", "HASTY_KILL_S": "30"}      # for busy cores
 LOADED = (4, 2)     # clients, of whom some ask for streams
 TOKEN_S = 0.03
+INCIDENTS = 20          # that are asked for: the newest
 
 
 class Patient(Watchdog):
@@ -238,11 +239,11 @@ class Stage:
             raise LookupError(f"{name} has no {words}")
         return found[0]
 
-    def incidents(self, limit: int = 20) -> dict[str, Doc]:
-        """The newest of the service by id, and not all: it is asked often.  Waits for a daemon that answers."""
+    def incidents(self) -> dict[str, Doc]:
+        """The newest of the service by id.  Waits for a daemon that answers."""
         def found() -> list[Doc] | None:
             with suppress(Unreachable):
-                return [{}, *self.host.ask("incidents", limit=limit).get("incidents", ())]    # none is an answer, too
+                return [{}, *self.host.ask("incidents", limit=INCIDENTS).get("incidents", ())]    # none is an answer, too
             return None
 
         _, *rows = self.host.until(found, "no daemon answers")
