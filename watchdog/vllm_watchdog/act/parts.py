@@ -16,7 +16,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from io import StringIO
+from io import BytesIO, StringIO
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,8 @@ def log_tail(scene: Scene, _: float) -> str:
         tail = _tail(_launch(scene).log_path)
     except FileNotFoundError:
         raise AbsentError("the engine never ran") from None
-    lines = [line for line in tail.decode(errors="replace").split("\n") if not is_probe(line)]
-    return "\n".join(lines[-LOG_LINES - 1 :])
+    lines = (raw.decode(errors="replace") for raw in BytesIO(tail))
+    return "".join(deque(filterfalse(is_probe, lines), maxlen=LOG_LINES))   # a megabyte is ten thousand of them
 
 
 def _tail(path: Path) -> bytes:
@@ -103,7 +104,7 @@ def nvidia_smi(scene: Scene, deadline_s: float) -> str:
 
 def gpu_processes(scene: Scene, _: float) -> str:
     """As last sampled: asking the driver again may hang."""
-    return json.dumps(scene.context.report().get("gpus"), indent=2, ensure_ascii=False) + "\n"
+    return _json(scene.context.report().get("gpus"))
 
 
 def ps(scene: Scene, _: float) -> str:
@@ -225,7 +226,7 @@ def engine(scene: Scene, deadline_s: float) -> str:
         "pids": scene.pids,
         "reason": scene.dump.reason,
     }
-    return json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+    return _json(facts)
 
 
 def _version(launch: Launch, deadline_s: float) -> str | None:
@@ -249,7 +250,7 @@ def samples(scene: Scene, _: float) -> str:
 
 
 def report(scene: Scene, _: float) -> str:
-    return json.dumps(scene.context.report(), indent=1, ensure_ascii=False)
+    return _json(scene.context.report())
 
 
 PARTS = (
@@ -266,6 +267,13 @@ PARTS = (
     Part("report.json", report, 5),
 )
 NAMES = frozenset(part.name for part in PARTS)
+
+
+def _json(value: object) -> str:
+    """Piece by piece, where `dumps` with an indent keeps all pieces until the end."""
+    out = StringIO()
+    json.dump(value, out, indent=1, ensure_ascii=False)
+    return f"{out.getvalue()}\n"
 
 
 def _launch(scene: Scene) -> Launch:
