@@ -4,7 +4,7 @@
 
 `core`: one second of samples through `advance`, `count` and the journal's encoding, at more and more engines and cards; the
 cost of one more must stay what it was.  `alerts`: a webhook that takes all, 10 and 1,000 alerts: CPU each, written down,
-sent, crossed out.  `host`: the real daemon over 8 engines of 13 processes each, and 8 simulated cards that hold them, a
+sent, crossed out.  `host`: the real daemon over 8 engines of 100 processes each, and 8 simulated cards that hold them, a
 sample a second: its CPU a second, and how late the loop is.
 """
 
@@ -47,6 +47,7 @@ from vllm_watchdog.tell.phrases import Language
 ENGINES, CARDS, ALERTS = (1, 4, 16), (1, 8, 64), (10, 1000)
 ROUNDS = 60         # seconds of samples
 FLAT = 1.5          # the cost of one, at the most, over the cost of one where there are few
+MEMBERS = 100
 SECONDS = 20.0
 LAG_MS = 10.0
 
@@ -173,7 +174,7 @@ def host(folder: Path) -> Iterator[Row]:
     card = folder / "card"
     card.mkdir()
     (card / "gpu.json").write_text(json.dumps({"total_bytes": 100 * 10**9, "count": 8}))
-    crowd = "for each in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000000 & done; wait"
+    crowd = f"for each in $(seq {MEMBERS - 1}); do sleep 1000000 & done; wait"
     engines = {f"e{number}": {"command": ["/bin/sh", "-c", crowd], "model": "m", "port": free_port(), "gpus": [number]}
                for number in range(8)}
     watchdog = Watchdog(folder / "host", engines, env={"LLM_WATCHDOG_SIM_GPU": str(card)}, daemon={"sample_s": 1.0})

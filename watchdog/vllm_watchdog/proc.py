@@ -133,11 +133,15 @@ class MarkIndex:
 
     def marked(self) -> dict[Mark, tuple[ProcId, ...]]:
         """The live processes of each generation, the oldest first.  This process is never among them."""
-        found: dict[Mark, list[ProcId]] = {}
+        return {mark: tuple(stat.who for stat in members) for mark, members in self.members().items()}
+
+    def members(self) -> dict[Mark, list[Stat]]:
+        """The same, with what the kernel says of each."""
+        found: dict[Mark, list[Stat]] = {}
         for owned in self.owned():
             if owned.stat.alive:
-                found.setdefault(owned.mark, []).append(owned.stat.who)
-        return {mark: tuple(members) for mark, members in found.items()}
+                found.setdefault(owned.mark, []).append(owned.stat)
+        return found
 
     def owned(self) -> tuple[Owned, ...]:
         """Every process of ours, zombies included, the oldest first.  Never this one, nor one that it descends from."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of the kernel's sched.h
 KTHREADD = 2
 WHOLE_S = 10.0  # a PID is given again only when all others were
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+TICKS_PER_S, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class ProcId:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """One line of `/proc/PID/stat`.  `alive` is False for a zombie none of whose threads is left."""
+    """One line of `/proc/PID/stat`.  `alive` is False for a zombie none of whose threads is left; `comm`: the kernel's name
+    for it, 15 bytes at most; `cpu_s`: user and system time so far."""
 
     who: ProcId
     comm: str
@@ -35,6 +36,9 @@ class Stat:
     group: int
     session: int
     kernel: bool
+    cpu_s: float = 0.0
+    threads: int = 1
+    rss_bytes: int = 0
 
 
 def identify(pid: int) -> ProcId | None:
@@ -66,16 +70,20 @@ def read_stat(pid: int) -> Stat | None:
     if not raw:
         return None
     opening, closing = raw.index(b"("), raw.rindex(b")")  # comm may itself hold blanks and parentheses
-    fields = raw[closing + 2 :].split(b" ", 20)
+    fields = raw[closing + 2 :].split(b" ", 22)
+    threads = int(fields[17])
     # A zombie leader may have threads left, stuck in the driver and holding the GPU: that process is not dead.
     return Stat(
         ProcId(pid, int(fields[19])),
         raw[opening + 1 : closing].decode(errors="replace"),
-        alive=fields[0] not in (b"Z", b"X") or int(fields[17]) > 1,
+        alive=fields[0] not in (b"Z", b"X") or threads > 1,
         ppid=int(fields[1]),
         group=int(fields[2]),
         session=int(fields[3]),
         kernel=bool(int(fields[6]) & KERNEL_THREAD),
+        cpu_s=(int(fields[11]) + int(fields[12])) / TICKS_PER_S,
+        threads=threads,
+        rss_bytes=int(fields[21]) * PAGE,
     )
 
 

@@ -166,6 +166,7 @@ class GpuSense:
         return self._seen(answer["gpus"])
 
     def _seen(self, cards: list[dict[str, Any]]) -> tuple[Gpu, ...]:
+        self._holders.renew()
         self._fresh, self._failures, self._why, self._told, self._seen_at = False, 0, "", None, self._clock()
         return tuple(
             Gpu(**card | {"processes": tuple(self._holder(row) for row in card["processes"])}) for card in cards
@@ -198,12 +199,18 @@ class Holders:
         self._instance, self._clock = instance, clock
         self._index = proc.MarkIndex(instance)
         self._known: dict[proc.ProcId, tuple[float, Holder]] = {}
+        self._walked: dict[proc.ProcId, Mark] | None = None
+
+    def renew(self) -> None:
+        """Before each sample: what was believed long enough is read again."""
+        at = self._clock()
+        self._known = {one: entry for one, entry in self._known.items() if entry[0] > at}
+        self._walked = None
 
     def of(self, pid: int) -> Holder:
         who, at = proc.identify(pid), self._clock()
         if who is None:
             return Holder(pid, "")
-        self._known = {one: entry for one, entry in self._known.items() if entry[0] > at}
         if who not in self._known:
             keep_s = RENAME_S if proc.age_s(who) > proc.YOUNG_S else 0.0
             self._known[who] = (at + keep_s, Holder(pid, proc.title(pid), self._mark(who)))
@@ -213,4 +220,6 @@ class Holders:
         """vLLM's process titles wipe the environment: then the walk over everything tells."""
         if mark := proc.mark_of(who.pid, self._instance):
             return mark
-        return next((mark for mark, members in self._index.marked().items() if who in members), None)
+        if self._walked is None:        # once a sample, however many strangers hold memory
+            self._walked = {one: mark for mark, members in self._index.marked().items() for one in members}
+        return self._walked.get(who)

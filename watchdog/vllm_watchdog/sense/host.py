@@ -18,18 +18,19 @@ import psutil
 from vllm_watchdog.cgroup import Groups
 from vllm_watchdog.core.events import Event, HostSampled
 from vllm_watchdog.core.readings import Host, Mark, Process, Tree, Unknown
-from vllm_watchdog.proc import MarkIndex, ProcId, title
+from vllm_watchdog.proc import MarkIndex, ProcId, Stat, title
 from vllm_watchdog.sense import memory_limit
-from vllm_watchdog.sense.usage import file_limit, io_bytes, open_files, usage
+from vllm_watchdog.sense.usage import file_limit, io_bytes, open_files
 
 USS_S = 30.0
+CUT = 15        # characters of comm: a longer name is cut off there
 
 
 @dataclass(slots=True)
 class Kept:
     """What must be remembered of a process from one sample to the next."""
 
-    comm: bytes = b""
+    comm: str = ""
     name: str = ""
     cpu_s: float | None = None      # user and system time so far, at `at`
     at: float = 0.0
@@ -80,34 +81,25 @@ class HostSense:
         return Host(memory.total, memory.available, disk.total, disk.free, load, total, available)
 
     def _trees(self) -> tuple[Tree, ...]:
-        marked = self._index.marked()
-        members = {who for group in marked.values() for who in group}
+        groups = self._index.members()
+        members = {stat.who for group in groups.values() for stat in group}
         self._kept = {who: kept for who, kept in self._kept.items() if who in members}
         self._take_uss()
-        return tuple(tree for mark, group in marked.items() if (tree := self._tree(mark, group)))
+        return tuple(self._tree(mark, group) for mark, group in groups.items())
 
-    def _tree(self, mark: Mark, group: tuple[ProcId, ...]) -> Tree | None:
-        """The oldest member is the leader.  None: all of it ended while we looked."""
-        rows = [row for who in group if (row := self._row(who))]
-        if not rows:
-            return None
-        told = [io for _, io in rows if io is not None]
+    def _tree(self, mark: Mark, group: list[Stat]) -> Tree:
+        """The oldest member is the leader."""
+        told = [io for stat in group if (io := io_bytes(stat.who.pid)) is not None]
         held = self._groups.find(mark) if self._groups else None
         charged = held.memory_bytes if held else None
-        return Tree(mark, tuple(process for process, _ in rows), sum(told) if told else None, charged)
+        return Tree(mark, tuple(map(self._process, group)), sum(told) if told else None, charged)
 
-    def _row(self, who: ProcId) -> tuple[Process, int | None] | None:
-        """One process, and the bytes it read and wrote."""
-        used = usage(who)
-        if used is None:
-            return None
-        kept = self._kept.setdefault(who, Kept())
-        cut_short = len(used.comm) == 15 and kept.name == used.comm.decode(errors="replace")
-        if used.comm != kept.comm or cut_short:     # vLLM names its processes while they come up, comm first
-            kept.comm, kept.name = used.comm, title(who.pid)
-        row = Process(who.pid, kept.name, used.rss_bytes, kept.uss, self._cpu(kept, used.cpu_s), used.threads,
-                      open_files(who.pid), file_limit(who.pid))
-        return row, io_bytes(who.pid)
+    def _process(self, stat: Stat) -> Process:
+        pid, kept = stat.who.pid, self._kept.setdefault(stat.who, Kept())
+        if stat.comm != kept.comm or (len(stat.comm) == CUT and kept.name == stat.comm):
+            kept.comm, kept.name = stat.comm, title(pid)        # vLLM names its processes while they come up, comm first
+        return Process(pid, kept.name, stat.rss_bytes, kept.uss, self._cpu(kept, stat.cpu_s), stat.threads,
+                       open_files(pid), file_limit(pid))
 
     def _cpu(self, kept: Kept, spent: float) -> float | None:
         """Cores used since the sample before; None in the first."""
