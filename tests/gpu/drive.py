@@ -32,6 +32,7 @@ PAIRS = 6
 START_S = 75.0          # of a 7 B model, and the sleep that follows: what a stage that kills needs after it
 # Both awake stay under the thresholds of COMMON: a failback is no reason for a warning.
 LAYOUT = """
+enforce-eager = true
 gpu-memory-utilization = 0.5
 max-model-len = 65536
 max-num-batched-tokens = 65536

@@ -33,6 +33,7 @@ from vllm_watchdog.sense.gpu_helper import source
 KILLS = 5
 START_S = 60.0      # of a small model; a stage that kills needs it after
 HOT = """
+enforce-eager = true
 gpu-memory-utilization = 0.5
 max-model-len = 8192
 max-num-seqs = 64
@@ -44,6 +45,7 @@ gpus = [{second}]
 args = {{ max-num-seqs = 16 }}
 """
 PARALLEL = """
+enforce-eager = true
 gpu-memory-utilization = 0.4
 max-model-len = 8192
 tensor-parallel-size = 2

@@ -74,7 +74,6 @@ gpus = {gpus}
 served-model-name = "m"
 load-format = "dummy"
 dtype = "bfloat16"
-enforce-eager = true
 """
 # NVLink multicast stays off on a lent machine: a program that uses it can put the host's cards out of service.
 ENVIRONMENT = """
