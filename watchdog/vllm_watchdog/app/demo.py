@@ -19,6 +19,7 @@ import requests
 
 from vllm_watchdog.app import show, status
 from vllm_watchdog.app.throwaway import STEP_S, StepError, Throwaway, free_port
+from vllm_watchdog.core.phrases import UP
 from vllm_watchdog.tell.history import Reader
 
 LONG_PROMPT = "lorem ipsum " * 3000
@@ -93,8 +94,9 @@ class Stage(Throwaway):
         self.tell("and `llm-watchdog incidents`\n")
         print(show.incidents(rows), file=self.out)
         page = self.folder / "logs" / "incidents" / rows[-1]["id"] / "README.md"
+        text = self.until(lambda: _saying(page, UP.en), f"{page} does not tell that an engine serves")
         self.tell(f"each incident has one folder; its page, {page.name}, begins\n")
-        print("\n".join("    " + line for line in page.read_text("utf-8").splitlines()[:34]), file=self.out)
+        print("\n".join("    " + line for line in text.splitlines()[:34]), file=self.out)
         files = sorted(path.name for path in page.parent.iterdir())
         self.tell("beside it lie " + ", ".join(files))
         self.stop()
@@ -116,3 +118,12 @@ class Stage(Throwaway):
         with suppress(requests.RequestException):
             requests.post(f"http://127.0.0.1:{self.port}/v1/completions", timeout=STEP_S,
                           json={"model": "stand-in", "prompt": LONG_PROMPT, "max_tokens": 8})
+
+
+def _saying(page: Path, words: str) -> str:
+    """The page, once it holds these words; a page follows what it tells of by a moment.  Empty until then."""
+    try:
+        text = page.read_text("utf-8")
+    except FileNotFoundError:
+        return ""
+    return text if words in text else ""
