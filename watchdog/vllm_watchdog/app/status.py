@@ -102,7 +102,8 @@ def view(doc: Doc, series: Doc, width: int) -> RenderableType:
 def _service(doc: Doc, service: Doc) -> Text:
     serving = service["serving"] or "nobody"
     text = Text.assemble(f"service {service['name']}: ", (serving, "green" if service["serving"] else "bold red"),
-                         f" serves on port {service['port']}; since {when(service['since'])} the {service['side']} is meant to")
+                         f" serves on port {service['port']}; the {service['side']} is to serve",
+                         f" since {when(service['since'])}")
     if latest := doc.get("totals", {}).get("latest", {}).get(service["name"]):
         gap = "nobody serves yet" if latest["gap_s"] is None else f"gap {latest['gap_s']:.1f} s"
         text.append(f"; last {latest['kind']} {when(latest['at'])}, {gap}", "dim")
