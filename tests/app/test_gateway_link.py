@@ -19,6 +19,9 @@ REQUEST = {"id": 1, "bytes": 20, "age_s": 0.5, "begun": False, "hash": "ab", "to
 DEATH = {"verb": "casualties", "engine": "primary", "generation": 2, "in_flight": 3}
 WAIT = {"requests": 2, "failed": 1, "replayed": 1, "longest_s": 3.5, "median_s": 2.0}
 WAITED = {"verb": "waited", "service": "primary"} | WAIT
+LOAD: dict[str, Any] = {
+    "verb": "load", "connections": 2, "quarantined": 0,
+    "services": [{"service": "primary", "waiting": 3, "waiting_long": 1}]}
 DRILLED = {"verb": "drilled", "incident": "20261130T-primary", "fault": "engine-core-kill"}
 
 
@@ -63,3 +66,36 @@ def test_the_gateways_words_become_events() -> None:
 def test_words_that_can_not_be_read_are_refused(said: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         heard(said, 7.0)
+
+
+class Wall:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_report_holds_the_newest_word_on_how_busy_the_gateway_is() -> None:
+    wall = Wall()
+    link = GatewayLink({}, (), lambda _: None, lambda _: None, wall)
+    assert link.report() is None, "none has told anything"
+    link.take(LOAD)
+    assert link.report() == {"at": 1000.0, "connections": 2, "quarantined": 0, "services": [
+        {"service": "primary", "waiting": 3, "waiting_long": 1, "engine": None, "requests": 0, "max_concurrent": None,
+         "prompt_tokens": 0, "max_tokens": None, "throttled": None, "breaker": "closed"}]}
+    wall.now += 25
+    assert "services" in (link.report() or {})
+    wall.now += 1
+    assert link.report() == {"unknown": "it has told nothing for 26 s"}
+
+
+@pytest.mark.parametrize("more", [
+    {"services": None}, {"services": ["primary"]}, {"services": [{"service": "primary"}]}, {"connections": "many"},
+    {"services": [LOAD["services"][0] | {"engine": 7}]}, {"colour": "blue"}])
+def test_a_load_that_can_not_be_read_changes_nothing(more: dict[str, Any]) -> None:
+    link = GatewayLink({}, (), lambda _: None, lambda _: None)
+    link.take(LOAD)
+    before = link.report()
+    with pytest.raises(ValueError, match=r"\w"):
+        link.take(LOAD | more)
+    assert link.report() == before

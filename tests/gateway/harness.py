@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 
@@ -22,7 +22,15 @@ from vllm_watchdog.gateway.routes import Target
 from vllm_watchdog.gateway_plan import GatewayPlan
 
 DEADLINE_S = 10.0
-STARTED: list[Backend] = []
+
+
+class Mortal(Protocol):
+    """What a test started; what it leaves, also when it fails, is ended after it."""
+
+    def die(self) -> None: ...
+
+
+STARTED: list[Mortal] = []
 SERVING: set[asyncio.Task[Any]] = set()
 
 
@@ -32,8 +40,8 @@ def run(work: Coroutine[Any, Any, None], deadline_s: float = 20.0) -> None:
             async with asyncio.timeout(deadline_s):
                 await work
         finally:
-            for backend in tuple(STARTED):
-                backend.die()
+            for one in tuple(STARTED):
+                one.die()
             await asyncio.gather(*SERVING, return_exceptions=True)
             STARTED.clear()
 

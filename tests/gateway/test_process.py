@@ -15,9 +15,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.gateway.harness import Backend, Bench, request, route, run, running, until
+from tests.gateway.harness import STARTED, Backend, Bench, request, route, run, running, until
 from tests.gateway.test_failover import hang
 
+from vllm_watchdog.app.gateway_link import GatewayLink
 from vllm_watchdog.gateway.report import casualties
 
 
@@ -31,6 +32,7 @@ class Daemon:
     async def start(self) -> Daemon:
         self.path.unlink(missing_ok=True)
         self.server = await asyncio.start_unix_server(self._serve, self.path)
+        STARTED.append(self)        # a test that fails must not leave it open: the loop would never close
         return self
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,7 +53,7 @@ class Daemon:
         for writer in self.listeners:
             self._send(writer)
 
-    def stop(self) -> None:
+    def die(self) -> None:
         self.server.close()
         for writer in self.listeners:
             writer.transport.abort()
@@ -76,7 +78,7 @@ def test_the_route_is_followed_within_50_ms_with_and_without_the_daemon() -> Non
             daemon.tell(route({**target, "generation": 3}))
             await until(lambda: serving(bench) == "a:3", "followed")
             assert loop.time() - at < 0.05
-            daemon.stop()
+            daemon.die()
             await asyncio.sleep(0.02)
             assert serving(bench) == "a:3", "the last word holds"
             at = loop.time()
@@ -88,7 +90,7 @@ def test_the_route_is_followed_within_50_ms_with_and_without_the_daemon() -> Non
             daemon.document = route(None, why="starting")
             await daemon.start()
             await until(lambda: serving(bench) == "starting", "the daemon's next life is heard", 3)
-            daemon.stop()
+            daemon.die()
 
     run(work())
 
@@ -110,6 +112,31 @@ def test_a_word_that_can_not_be_read_changes_nothing_and_is_said_once() -> None:
     run(work())
 
 
+def test_the_daemon_is_told_how_busy_it_is_while_it_listens() -> None:
+    async def work() -> None:
+        backend = await Backend().start()
+        link = GatewayLink({}, (), lambda _: None, lambda _: None)
+        async with running() as bench:
+            daemon = await Daemon(bench.gateway.plan.control).start()
+            daemon.tell(route(backend.serving(5)))
+            await until(lambda: serving(bench) == "a:5", "the daemon is heard", 3)
+            client = await bench.connect()
+
+            def told() -> list[Any]:
+                return [each for each in daemon.said if each["verb"] == "load" and each["connections"] == 1]
+
+            await until(lambda: bool(told()), "the daemon is told", 5)
+            link.take(told()[-1])       # the daemon's own reading of it
+            report = link.report()
+            assert report and report["services"] == [{
+                "service": "primary", "waiting": 0, "waiting_long": 0, "engine": "a", "requests": 0, "max_concurrent": None,
+                "prompt_tokens": 0, "max_tokens": None, "throttled": None, "breaker": "closed"}]
+            client.close()
+            daemon.die()
+
+    run(work())
+
+
 def test_the_daemon_is_told_who_was_there_and_nobody_waits_for_it() -> None:
     async def work() -> None:
         backend = await Backend(hang, "a").start()
@@ -123,11 +150,14 @@ def test_the_daemon_is_told_who_was_there_and_nobody_waits_for_it() -> None:
             client.send(request("POST", "/v1/completions", b'{"prompt":"a secret"}'))
             await until(lambda: backend.asked, "the engine has it")
             backend.die()
-            await until(lambda: len(daemon.said) > 1, "the daemon is told")
-            (told,) = [message for message in daemon.said if message["verb"] == "casualties"]
+            def deaths_told() -> list[Any]:
+                return [message for message in daemon.said if message["verb"] == "casualties"]
+
+            await until(lambda: bool(deaths_told()), "the daemon is told")
+            (told,) = deaths_told()
             assert (told["engine"], told["generation"], len(told["requests"])) == ("a", 5, 1)
             assert "secret" not in json.dumps(told)
-            daemon.stop()
+            daemon.die()
             client.close()
 
     run(work())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +24,7 @@ from vllm_watchdog.gateway.heads import (
 from vllm_watchdog.gateway.incoming import BadBodyError, Body, cut_head
 from vllm_watchdog.gateway.last_words import Answer, kept_limit
 from vllm_watchdog.gateway.quarantine import ENTRY_LIMIT, Present, Quarantine, Verdict, tokens_of
-from vllm_watchdog.gateway.report import Casualty, Metrics, casualties
+from vllm_watchdog.gateway.report import Casualty, Load, Metrics, casualties
 from vllm_watchdog.gateway.routes import Kind, Route, RouteError, Service, Target, kind_of, model_of, parse_route
 from vllm_watchdog.gateway.waits import Waits, kept
 
@@ -447,3 +449,18 @@ def test_every_refusal_is_in_openais_form() -> None:
             error = json.loads(body)["error"]
             assert error.keys() == {"message", "type", "param", "code"}
             assert (b"Retry-After" in head) == (refusal.retry_after_s is not None) == (refusal.status in (429, 503))
+
+
+# -- how busy it is
+
+
+def test_how_busy_it_is_is_told_when_it_changed_and_now_and_then() -> None:
+    gate: Any = SimpleNamespace(connections=set(), quarantine=Quarantine(600, 60), lines={})
+    load = Load()
+    first = load.told(gate, 100.0)
+    assert first == {"verb": "load", "connections": 0, "quarantined": 0, "services": []}
+    gate.connections.add("one")
+    assert load.told(gate, 101.9) is None, "so soon"
+    assert load.told(gate, 102.0) == first | {"connections": 1}
+    assert load.told(gate, 111.9) is None, "nothing has changed"
+    assert load.told(gate, 112.0) == first | {"connections": 1}

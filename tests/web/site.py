@@ -25,6 +25,10 @@ ID = "20261129T144157Z-primary-oom_runtime"
 ROW = {"id": ID, "service": "primary", "engine": "primary", "class": "oom_runtime", "urgency": "critical",
        "wall_opened": 1.0, "wall_resolved": None}
 M = mark("primary#1")
+GATEWAY = {"at": 5.0, "connections": 4, "quarantined": 1, "services": [
+    {"service": "primary", "waiting": 3, "waiting_long": 1, "engine": "primary", "requests": 16, "max_concurrent": 16,
+     "prompt_tokens": 48000, "max_tokens": 235000, "breaker": "half_open",
+     "throttled": "first tokens took 2.1 s, 1 are wanted"}]}
 
 
 class Story(Scene):
@@ -48,7 +52,7 @@ class Story(Scene):
         return document | {
             "pid": 1, "alerts": [{"name": "oncall", "waiting": 2, "delivered_wall": None, "failing": "HTTP 500",
                                     "failing_since_wall": 5.0}],
-            "totals": told(self.totals, self.world.wall_offset),
+            "totals": told(self.totals, self.world.wall_offset), "gateway": GATEWAY,
             "daemon": {"version": "0", "host": "h", "started": 1.0, "lag_s": 0.001, "queues": {"inbox": 0},
                        "lost": {"journal": 0}, "alerts": {"failed": 3}, "log_dir": "/logs", "operable": True},
         }

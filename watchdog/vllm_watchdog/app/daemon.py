@@ -49,7 +49,7 @@ from vllm_watchdog.procfs import Glance
 from vllm_watchdog.sense.gpu import GpuSense
 from vllm_watchdog.sense.host import HostSense
 from vllm_watchdog.sense.kernel import KernelSense, open_kmsg
-from vllm_watchdog.tell.control import ROUTE, Control
+from vllm_watchdog.tell.control import LOAD, ROUTE, Control
 from vllm_watchdog.tell.history import History
 from vllm_watchdog.tell.journal import Journal
 from vllm_watchdog.tell.lock import Lock
@@ -137,7 +137,7 @@ class Daemon:
         self.reader = reader = self.history.reader()
         self.control: Control = self._part(Control(
             daemon.socket, self.inbox.put, self.report, reader.incidents, reader.incident, time.monotonic, self.say,
-            lambda said: self.inbox.put(heard(said, time.monotonic())), self.reload,
+            self._heard, self.reload,
             lambda: self.samples.recent(self.wall())))
         self.voice.listeners.append(self.control.publish)
         self.web: Web | None = None
@@ -258,9 +258,17 @@ class Daemon:
                 "lost": {"journal": self.journal.lost, "history": self.history.lost}, "alerts": dict(self.voice.alerts),
                 "log_dir": str(self.settings.daemon.log_dir), "operable": self.settings.daemon.token is not None,
             },
+            "gateway": self.gateway.report(),
             "memory_limited": bool(self.groups and self.groups.memory),
             "cgroups": str(self.groups.root) if self.groups else {"unknown": self._groups_why},
         } | self.reload.report()
+
+    def _heard(self, said: dict[str, Any]) -> None:
+        """The gateway's words, or a drill's.  Raises ValueError."""
+        if said["verb"] == LOAD:
+            self.gateway.take(said)
+        else:
+            self.inbox.put(heard(said, time.monotonic()))
 
     def _record(self, command: c.Record) -> None:
         self.history.record(command.incident)

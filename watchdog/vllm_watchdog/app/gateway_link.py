@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from vllm_watchdog.app.route import route
 from vllm_watchdog.core.drills import FAULTS
 from vllm_watchdog.core.events import Event
+from vllm_watchdog.core.readings import GatewayLoad
 from vllm_watchdog.core.schema import CODEC
 from vllm_watchdog.core.world import World
 from vllm_watchdog.gateway_rules import Rule
 from vllm_watchdog.launch import Launch
 from vllm_watchdog.prompt_plan import PromptPlan
 
+SILENT_S = 25.0         # it says something every ten seconds
 FAULT_NAMES = frozenset(fault.name for fault in FAULTS)
 
 
@@ -31,6 +34,7 @@ class GatewayLink:
         self.rules = rules
         self.limits: Mapping[str, PromptPlan] = {}      # newer than what an engine was started with
         self._routed: dict[str, Any] = {}
+        self._load: tuple[float, GatewayLoad] | None = None     # when it came, by the wall clock
 
     def publish(self, world: World) -> None:
         """A route that is as it was is not told again."""
@@ -40,6 +44,26 @@ class GatewayLink:
             document = {"version": int(self._wall() * 1000)} | routed
             self._tell(document)
             self._save(document)
+
+
+    def take(self, said: Mapping[str, Any]) -> None:
+        """The gateway's word on how busy it is.  Raises ValueError."""
+        services = said.get("services")
+        if not isinstance(services, list) or not all(isinstance(each, dict) for each in services):
+            raise ValueError("services: expected a list of objects")
+        load = {key: value for key, value in said.items() if key != "verb"}
+        self._load = self._wall(), CODEC.decode(
+            {"_": "GatewayLoad"} | load | {"services": [{"_": "ServiceLoad"} | each for each in services]})
+
+    def report(self) -> dict[str, Any] | None:
+        """The newest of these words, for the status document; None: there was none so far."""
+        if self._load is None:
+            return None
+        at, load = self._load
+        if self._wall() - at > SILENT_S:
+            return {"unknown": f"it has told nothing for {self._wall() - at:.0f} s"}
+        return {"at": round(at, 3), "connections": load.connections, "quarantined": load.quarantined,
+                "services": [asdict(each) for each in load.services]}
 
 
 def heard(said: Mapping[str, Any], at: float) -> Event:

@@ -83,6 +83,7 @@ def view(doc: Doc, series: Doc, width: int) -> RenderableType:
     head = Text.assemble((doc["health"].upper(), TONE[doc["health"]]),
                          ("; automatic actions are paused" if doc["paused"] else "", "yellow"), f"   ({when(doc['at'])})")
     parts: list[RenderableType] = [head, "", *(_service(doc, service) for service in doc["services"]), ""]
+    parts += [*_gateway(doc["gateway"]), ""] if doc.get("gateway") else []
     parts += [_engines(doc, width)]
     told = {incident["text"] for incident in doc["incidents"]}
     parts += [note for engine in doc["engines"] for note in _notes(engine, doc["at"], told)]
@@ -111,6 +112,29 @@ def _service(doc: Doc, service: Doc) -> Text:
         text.append(f"\n  lowered to {lowered['to']} requests at a time, since {when(lowered['since'])}: {lowered['why']}",
                     "yellow")
     return text
+
+
+def _gateway(load: Doc) -> Iterator[Text]:
+    """What waits in it for each service, and what the engine has; what keeps requests from it stands out."""
+    if "unknown" in load:
+        yield Text(f"gateway: unknown, {load['unknown']}", "yellow")
+        return
+    refused = f", prompts quarantined: {load['quarantined']}" if load["quarantined"] else ""
+    yield Text(f"gateway: {load['connections']} connections{refused}")
+    for service in load["services"]:
+        waiting = f"{service['waiting']} waiting" + (f" ({service['waiting_long']} long)" if service["waiting_long"] else "")
+        has = [f"{_of(service['requests'], service['max_concurrent'])} requests at {service['engine']}",
+               f"{_of(service['prompt_tokens'], service['max_tokens'])} tokens of prompts"] if service["engine"] else []
+        text = Text(f"  {service['service']}: {', '.join([*has, waiting])}")
+        if service["breaker"] != "closed":
+            text.append(f"; breaker {service['breaker'].replace('_', ' ')}", "bold red")
+        if service["throttled"]:
+            text.append(f"; throttled: {service['throttled']}", "yellow")
+        yield text
+
+
+def _of(count: int, most: int | None) -> str:
+    return f"{count:,}" if most is None else f"{count:,} of {most:,}"
 
 
 def _engines(doc: Doc, width: int) -> Table:

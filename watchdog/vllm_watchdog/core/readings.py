@@ -171,3 +171,28 @@ class Wait:
     median_s: float
     failed: int = 0
     replayed: int = 0   # of the requests: sent to a second engine
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLoad:
+    """What waits in the gateway for one service, and what its engine has.  None: nobody serves; there is no such limit."""
+
+    service: str
+    waiting: int
+    waiting_long: int           # of them: long prompts, and those that must go alone
+    engine: str | None = None
+    requests: int = 0           # there now
+    max_concurrent: int | None = None
+    prompt_tokens: int = 0
+    max_tokens: int | None = None
+    throttled: str | None = None    # why fewer are let through than it could take
+    breaker: str = "closed"     # open, half_open: it is asked by nobody, or by one request that tries it
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLoad:
+    """`connections`: of clients; `quarantined`: prompts that are refused because engines died of them."""
+
+    connections: int
+    quarantined: int
+    services: tuple[ServiceLoad, ...]

@@ -17,7 +17,7 @@ from vllm_watchdog.gateway.breaker import State
 from vllm_watchdog.gateway.dispatch import Dispatcher
 from vllm_watchdog.gateway.lines import Line
 from vllm_watchdog.gateway.relay import Exchange
-from vllm_watchdog.gateway.report import casualty
+from vllm_watchdog.gateway.report import casualty, seats
 
 JSON = "application/json"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -126,13 +126,7 @@ class Answers:
         station, waiting = line.open, {"waiting": line.queue.depths()}
         if station is None:
             return waiting
-        limits, seats = line.limits(station), station.seats
-        return waiting | {
-            "engine": station.target.engine, "requests": seats.requests, "prompt_tokens": seats.tokens,
-            "long_requests": seats.long_requests, "max_concurrent": limits.requests, "max_tokens": limits.tokens,
-            "throttled": station.throttle.why if station.throttle.limit is not None else None,
-            "breaker": station.breaker.state(self._gate.now()).value,
-        }
+        return waiting | seats(line, station, self._gate.now()) | {"long_requests": station.seats.long_requests}
 
 
 def _json(status: int, value: Any) -> Answer:

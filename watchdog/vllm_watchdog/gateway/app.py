@@ -25,7 +25,7 @@ from vllm_watchdog.gateway.answers import Answers
 from vllm_watchdog.gateway.dispatch import Dispatcher
 from vllm_watchdog.gateway.downstream import Downstream
 from vllm_watchdog.gateway.follow import Follow
-from vllm_watchdog.gateway.report import Casualty, casualties
+from vllm_watchdog.gateway.report import Casualty, Load, casualties
 from vllm_watchdog.gateway.routes import Target
 from vllm_watchdog.gateway_plan import GatewayPlan
 from vllm_watchdog.say import Say
@@ -53,6 +53,7 @@ class Gateway:
         self.loop = asyncio.get_running_loop()
         self.dispatcher = Dispatcher(plan, self.loop, say, self._tell, Answers)
         self.follow = Follow(plan.control, plan.route_file, self.dispatcher.follow, say)
+        self._load = Load()
         self.stopping = asyncio.Event()
         self._now = asyncio.Event()
         self._servers: list[asyncio.Server] = []
@@ -98,6 +99,8 @@ class Gateway:
             self.dispatcher.sweep(self.loop.time())
             for message in self.dispatcher.waits(self.loop.time()):
                 self.follow.tell(message)
+            if self.follow.connected and (load := self._load.told(self.dispatcher, self.loop.time())):
+                self.follow.tell(load)
 
     def stop(self) -> None:
         """From a signal."""

@@ -1,4 +1,5 @@
-"""What the gateway counts, and what it tells of the requests that were there when an engine died; never their text."""
+"""What the gateway counts, and what it tells the daemon: how busy it is, and who was there when an engine died; never
+their text."""
 
 from __future__ import annotations
 
@@ -13,9 +14,12 @@ from vllm_watchdog.gateway.quarantine import tokens_of
 from vllm_watchdog.gateway.routes import Kind, Target
 
 if TYPE_CHECKING:
+    from vllm_watchdog.gateway.dispatch import Dispatcher
+    from vllm_watchdog.gateway.lines import Line, Station
     from vllm_watchdog.gateway.relay import Exchange
 
 casualty_limit = 64
+load_s, load_same_s = 2.0, 10.0
 gap_buckets_s = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 STATUSES = frozenset(status.value for status in HTTPStatus)
 PREFIX = "llm_watchdog_gateway_"
@@ -50,6 +54,45 @@ def casualties(target: Target, all_: Iterable[Casualty]) -> dict[str, Any]:
     return {
         "verb": "casualties", "engine": target.engine, "generation": target.generation, "in_flight": len(ranked),
         "requests": [asdict(one) for one in ranked[:casualty_limit]],
+    }
+
+
+class Load:
+    """How busy it is, for the daemon's report: told when it has changed, every `load_s` at most, and the same again every
+    `load_same_s`, so that silence tells that the gateway is gone."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, Any] = {}
+        self._at = float("-inf")
+
+    def told(self, gate: Dispatcher, at: float) -> dict[str, Any] | None:
+        """The message; None: not now."""
+        if at - self._at < load_s:
+            return None
+        message = {
+            "verb": "load", "connections": len(gate.connections), "quarantined": len(gate.quarantine.entries(at)),
+            "services": [_service(line, at) for line in gate.lines.values()],
+        }
+        if message == self._told and at - self._at < load_same_s:
+            return None
+        self._told, self._at = message, at
+        return message
+
+
+def _service(line: Line, at: float) -> dict[str, Any]:
+    depths = line.queue.depths()
+    waits = {"service": line.service.name, "waiting": sum(depths.values()), "waiting_long": depths["long"] + depths["alone"]}
+    return waits if line.open is None else waits | seats(line, line.open, at)
+
+
+def seats(line: Line, station: Station, at: float) -> dict[str, Any]:
+    """What the engine has of requests, and what it may have."""
+    limits = line.limits(station)
+    return {
+        "engine": station.target.engine, "requests": station.seats.requests, "prompt_tokens": station.seats.tokens,
+        "max_concurrent": limits.requests, "max_tokens": limits.tokens,
+        "throttled": station.throttle.why if station.throttle.limit is not None else None,
+        "breaker": station.breaker.state(at).value,
     }
 
 

@@ -1,11 +1,10 @@
 """The control socket: how people and the gateway ask a running daemon.  Newline-JSON, one request a connection.
 
-`{"verb": "status"}` -> the report; `samples` -> the last ten minutes for plots;
-`incidents` (`limit`), `incident` (`id`); `events` streams the journal's lines as
-they happen, `route` the route, at once and at each change; `casualties` and `waited` are the gateway's words on who was in
-flight when an engine died, and how long clients waited, `drilled` a drill's word on an incident; `reload` reads the
-configuration again; `restart failover failback pause resume snapshot handover` (`engine`, `text`) become `Asked` and
-wait for `Answer`.
+`{"verb": "status"}` -> the report; `samples` -> the last ten minutes for plots; `incidents` (`limit`), `incident` (`id`);
+`events` streams the journal's lines as they happen, `route` the route, at once and at each change; `casualties`, `waited`
+and `load` are the gateway's words on who was in flight when an engine died, how long clients waited, and how busy it is,
+`drilled` a drill's word on an incident; `reload` reads the configuration again; `restart failover failback pause resume
+snapshot handover` (`engine`, `text`) become `Asked` and wait for `Answer`.
 Every answer has `ok`; where it is false, `text` says why in one sentence.
 
 Owner-only: the socket is 0600 and the peer must be root or our own user.  Each connection has a thread that waits on
@@ -39,6 +38,7 @@ subscriber_lines = 1_000
 operator_verbs = ("restart", "failover", "failback", "pause", "resume", "snapshot", "handover")
 
 EVENTS, ROUTE = "events", "route"   # the topics that are streamed
+LOAD = "load"
 
 Request = dict[str, Any]
 Response = dict[str, Any]
@@ -66,7 +66,6 @@ class Control:
                  incidents: Callable[[int], list[dict[str, Any]]], incident: Callable[[str], dict[str, Any] | None],
                  clock: Callable[[], float], say: Say, heard: Callable[[Request], None] = _unheard,
                  reload: Callable[[], tuple[bool, str]] = _fixed,
-
                  samples: Callable[[], Response] = _unsampled) -> None:
         self._path, self._post, self._report, self._clock, self._say = path, post, report, clock, say
         self._heard, self._reload = heard, reload
@@ -82,8 +81,8 @@ class Control:
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._verbs: dict[str, Callable[[Request], Response]] = {
             "status": self._tell_status, "samples": lambda _: {"ok": True} | samples(),
-            "casualties": self._hear, "waited": self._hear, "drilled": self._hear, "reload": self._tell_reload,
-            "incidents": self._tell_incidents, "incident": self._tell_incident,
+            "reload": self._tell_reload, "incidents": self._tell_incidents, "incident": self._tell_incident,
+            **dict.fromkeys(("casualties", "waited", LOAD, "drilled"), self._hear),
             **dict.fromkeys(operator_verbs, self.ask),
         }
 

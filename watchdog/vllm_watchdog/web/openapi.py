@@ -42,6 +42,8 @@ SCHEMAS: dict[str, Doc] = {
                                    "profile": OBJECT})),
          "gpus": {"description": "a list of cards, or {\"unknown\": why}", "type": ["array", "object"]},
          "host": OBJECT, "incidents": _list(OBJECT), "symptoms": _list(OBJECT), "alerts": _list(OBJECT), "totals": OBJECT,
+         "gateway": {"description": "how busy it is; {\"unknown\": why}; null: none has told anything yet",
+                     "type": ["object", "null"]},
          "daemon": OBJECT}),
     "Incidents": _object({"incidents": _list(INCIDENT_ROW)}),
     "Incident": INCIDENT_ROW | {"properties": INCIDENT_ROW["properties"] | {

@@ -147,7 +147,22 @@ function serviceOf(report, service) {
       h("small", null, latest ? dots(`${t(`did_${latest.kind}`)} ${clock(latest.at)}`, gapOf(latest)) : ""),
       service.lowered && h("span", { class: "badge warn", title: said_in(service.lowered, "why") }, t("lowered", { n: service.lowered.to })),
       engines.length > 1 && act(service.side === "backup" ? "failback" : "failover", service.name)),
+    report.gateway && throughGateway(report.gateway, service.name),
     engines.map((engine) => engineOf(engine, report.pending?.[engine.name])));
+}
+
+// What waits in the gateway for a service, what its engine has, and what keeps requests from it.
+function throughGateway(gateway, name) {
+  const line = (...rest) => h("p", { class: "gateway", "data-key": "gateway" }, h("b", null, t("gateway")), " ", ...rest);
+  const load = gateway.services?.find((one) => one.service === name);
+  if (!load) return line(t("gateway_silent"));
+  const count = (n, most) => (most == null ? n.toLocaleString("en") : t("of", { n: n.toLocaleString("en"), most: most.toLocaleString("en") }));
+  const has = load.engine && [t("at_engine", { engine: load.engine, n: count(load.requests, load.max_concurrent) }),
+    t("prompt_tokens", { n: count(load.prompt_tokens, load.max_tokens) })];
+  return line(dots(has, t("in_line", { n: load.waiting }), load.waiting_long && t("long_ones", { n: load.waiting_long }),
+    t("connections", { n: gateway.connections }), gateway.quarantined && t("quarantined", { n: gateway.quarantined })),
+  load.breaker !== "closed" && [" ", h("span", { class: "badge bad" }, t(`breaker_${load.breaker}`))],
+  load.throttled && [" ", h("span", { class: "badge warn", title: load.throttled }, t("throttled"))]);
 }
 
 const act = (verb, engine) =>

@@ -37,6 +37,9 @@ const WORDS = {
     not_operable: "Set daemon.token to operate from here; until then: llm-watchdog {verb}", done: "Done", failed: "Refused",
     of_about: "{s} of about {about}", waits_start: "Waits for its next start: {keys}",
     waits_daemon: "Waits for a restart of the daemon (llm-watchdog handover): {keys}",
+    gateway: "Gateway:", at_engine: "{n} requests at {engine}", prompt_tokens: "{n} tokens of prompts", of: "{n} of {most}", in_line: "{n} waiting",
+    long_ones: "{n} of them long", quarantined: "prompts quarantined: {n}", connections: "{n} connections", throttled: "throttled", breaker_open: "breaker open", breaker_half_open: "breaker: one request tries",
+    gateway_silent: "no word from it",
   },
   zh: {
     skip: "跳到引擎", lowered: "已限制为同时 {n} 个请求", engines: "引擎", memory: "显存", load: "负载", history: "事件", alerts: "告警通道", machine: "主机与守护进程",
@@ -64,6 +67,8 @@ const WORDS = {
     token: "令牌（daemon.token，关闭标签页后清除）", reason: "原因（可选）", go: "执行", cancel: "取消",
     not_operable: "设置 daemon.token 后可在此操作；目前请用：llm-watchdog {verb}", done: "完成", failed: "被拒绝",
     of_about: "{s}，约需 {about}", waits_start: "下次启动时生效：{keys}", waits_daemon: "守护进程重启后生效（llm-watchdog handover）：{keys}",
+    gateway: "网关：", at_engine: "{engine} 上 {n} 个请求", prompt_tokens: "提示词 {n} token", of: "{n} / {most}", in_line: "{n} 个排队", long_ones: "其中长请求 {n} 个",
+    quarantined: "已隔离 {n} 个提示词", connections: "{n} 个连接", throttled: "已限流", breaker_open: "已熔断", breaker_half_open: "熔断：正在试探", gateway_silent: "没有消息",
   },
 };
 let language = localStorage.getItem("language") || (navigator.language.startsWith("zh") ? "zh" : "en");
