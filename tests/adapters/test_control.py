@@ -71,7 +71,7 @@ def test_status_and_history_are_answered(daemon):
 
 @pytest.mark.parametrize(("request_", "why"), [
     (b'{"verb":"dance"}\n', "verb 'dance' is not known, expected one of events, route, status, samples, "
-                            "casualties, waited"),
+                            "reload, incidents, incident, casualties, waited, load, drilled, restart"),
     (b'{"verb":["status"]}\n', "is not known"), (b"{}\n", "verb 'None' is not known"),
     (b"[]\n", "expected one JSON object"),
     (b"status\n", "expected one JSON object"), (b"", "expected one JSON object"),
