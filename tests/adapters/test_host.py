@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 from vllm_watchdog import proc
 from vllm_watchdog.core.events import HostSampled
 from vllm_watchdog.core.readings import Host, Mark, Tree, Unknown
-from vllm_watchdog.procfs import Glance
+from vllm_watchdog.procfs import Glance, Stat
 from vllm_watchdog.sense import host, memory_limit, usage
 from vllm_watchdog.sense.host import HostSense
 
@@ -191,6 +192,40 @@ def test_a_zombie_is_no_member(desk: Desk, spawn: Any) -> None:
     child = spawn(IDLE)
     os.kill(child.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert desk.sample().trees == ()
+
+
+class Members:
+    """An index that shows one process, whose CPU time a test sets."""
+
+    def __init__(self) -> None:
+        self.stat = Stat(proc.ProcId(os.getpid(), 1), "a", True, 1, 1, 1, False)
+
+    def members(self) -> dict[Mark, list[Stat]]:
+        return {MARK: [self.stat]}
+
+
+def test_cpu_is_of_the_time_between_the_looks_however_long_the_rest_of_one_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, now = Members(), [0.0]
+    sense = HostSense(lambda _: None, lambda: now[0], index, tmp_path)  # type: ignore[arg-type]
+    monkeypatch.setattr(sense, "_take_uss", lambda: now.__setitem__(0, now[0] + 3))
+    told = []
+    for spent in (0.0, 10.0, 20.0):
+        now[0], index.stat = spent, replace(index.stat, cpu_s=spent)
+        told.append(sense._trees()[0].processes[0].cpu)
+    assert told == [None, 1.0, 1.0]
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_left_out(
+    desk: Desk, spawn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn(IDLE)
+    for name in ("open_files", "io_bytes"):
+        monkeypatch.setattr(host, name, lambda _: None)
+    assert len(desk.sample().trees) == 1, "another user's tells as little"
+    monkeypatch.setattr(host, "alive", lambda _: False)
     assert desk.sample().trees == ()
 
 

@@ -68,30 +68,48 @@ def test_words_that_can_not_be_read_are_refused(said: dict[str, Any]) -> None:
         heard(said, 7.0)
 
 
-class Wall:
-    now = 1000.0
+class Clock:
+    now = 50.0
 
     def __call__(self) -> float:
         return self.now
 
 
+def link_of(clock: Clock, expected: bool = False) -> GatewayLink:
+    return GatewayLink({}, (), lambda _: None, lambda _: None, lambda: 1000.0, clock, expected)
+
+
 def test_the_report_holds_the_newest_word_on_how_busy_the_gateway_is() -> None:
-    wall = Wall()
-    link = GatewayLink({}, (), lambda _: None, lambda _: None, wall)
+    clock = Clock()
+    link = link_of(clock)
     assert link.report() is None, "none has told anything"
     link.take(LOAD)
     assert link.report() == {"at": 1000.0, "connections": 2, "quarantined": 0, "services": [
         {"service": "primary", "waiting": 3, "waiting_long": 1, "engine": None, "requests": 0, "max_concurrent": None,
          "prompt_tokens": 0, "max_tokens": None, "throttled": None, "breaker": "closed"}]}
-    wall.now += 25
+    clock.now += 25
     assert "services" in (link.report() or {})
-    wall.now += 1
+    clock.now += 1
     assert link.report() == {"unknown": "it has told nothing for 26 s"}
+
+
+def test_a_gateway_that_is_configured_and_never_heard_is_told_as_silent() -> None:
+    clock = Clock()
+    expected, other = link_of(clock, expected=True), link_of(clock)
+    assert expected.report() is None
+    clock.now += 26
+    assert (expected.report(), other.report()) == ({"unknown": "it has told nothing for 26 s"}, None)
+
+
+def test_a_load_is_nothing_else_whatever_it_calls_itself() -> None:
+    link = link_of(Clock())
+    link.take(LOAD | {"_": "Memory"})
+    assert (link.report() or {}).keys() == {"at", "connections", "quarantined", "services"}
 
 
 @pytest.mark.parametrize("more", [
     {"services": None}, {"services": ["primary"]}, {"services": [{"service": "primary"}]}, {"connections": "many"},
-    {"services": [LOAD["services"][0] | {"engine": 7}]}, {"colour": "blue"}])
+    {"services": [LOAD["services"][0] | {"engine": 7}]}, {"colour": "blue"}, {"services": [{"_": "Wait"}]}])
 def test_a_load_that_can_not_be_read_changes_nothing(more: dict[str, Any]) -> None:
     link = GatewayLink({}, (), lambda _: None, lambda _: None)
     link.take(LOAD)

@@ -35,7 +35,7 @@ from tests.system.faults import FAULTS
 from tests.system.harness import Receiver, free_port
 from tests.system.stage import Stage, Watch
 
-from vllm_watchdog.tell.history import Reader
+from vllm_watchdog.tell.history import HistoryError, Reader
 
 PAUSE_S = (3.0, 12.0)       # between calm and the next fault
 OVERLAP, OVERLAP_S = 1 / 6, (0.0, 1.5)
@@ -194,7 +194,7 @@ def rough(folder: Path, seed: int, seconds: float, tally: Tally) -> None:
             with stage:
                 work(stage, plan(seed, True, standby), seconds / 2, own)
                 stage.crowd.stopping = True
-        except AssertionError as error:
+        except (AssertionError, HistoryError) as error:
             own.problems.append(f"{standby}: {error}")
         close(stage, own)
         merge(tally, own)
@@ -230,7 +230,7 @@ def steady(folder: Path, seed: int, seconds: float, tally: Tally, samples: dict[
             over.set()
             watcher.join(60)
             stage.crowd.stopping = True
-    except AssertionError as error:
+    except (AssertionError, HistoryError) as error:
         tally.problems.append(str(error))
     finally:
         over.set()

@@ -455,12 +455,18 @@ def test_every_refusal_is_in_openais_form() -> None:
 
 
 def test_how_busy_it_is_is_told_when_it_changed_and_now_and_then() -> None:
-    gate: Any = SimpleNamespace(connections=set(), quarantine=Quarantine(600, 60), lines={})
+    client, operator = SimpleNamespace(private=False), SimpleNamespace(private=True)
+    gate: Any = SimpleNamespace(connections=[operator], quarantine=Quarantine(600, 60), lines={})
     load = Load()
-    first = load.told(gate, 100.0)
+    first = load.told(gate, 100.0, 1)
     assert first == {"verb": "load", "connections": 0, "quarantined": 0, "services": []}
-    gate.connections.add("one")
-    assert load.told(gate, 101.9) is None, "so soon"
-    assert load.told(gate, 102.0) == first | {"connections": 1}
-    assert load.told(gate, 111.9) is None, "nothing has changed"
-    assert load.told(gate, 112.0) == first | {"connections": 1}
+    gate.connections.append(client)
+    assert load.told(gate, 101.9, 1) is None, "so soon"
+    busy = load.told(gate, 102.0, 1)
+    assert first and busy == first | {"connections": 1}
+    assert load.told(gate, 111.9, 1) is None, "nothing has changed"
+    assert load.told(gate, 112.0, 1) == busy
+    assert load.told(gate, 112.1, 2) == busy, "the next daemon knows nothing"
+    assert load.told(gate, 112.2, 2) is None
+    load.forget()
+    assert load.told(gate, 112.3, 2) == busy, "it was dropped"

@@ -186,7 +186,7 @@ def test_a_full_kv_cache_lets_fewer_requests_through_and_status_says_so(make: Ma
     with gateway(host), Clients(f"http://{listen['listen']}") as clients:
         host.until(lambda: host.said("service.lowered"), "it is not lowered")
         host.until(lambda: "  lowered to 2 requests at a time, since " in host.cli("status").out, "status says nothing")
-        host.until(lambda: "2 of 2 requests at primary, " in host.cli("status").out, "status says nothing of the gateway")
+        host.until(lambda: "requests at primary: 2 of 2, " in host.cli("status").out, "status says nothing of the gateway")
         clients.more(host)
     assert set(clients.answers) == {"200"}, clients.answers
 

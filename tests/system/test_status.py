@@ -40,10 +40,10 @@ def test_a_start_that_waits_is_told_beside_the_failure_before_it() -> None:
 
 def test_what_waits_in_the_gateway_is_told_and_what_keeps_it_there() -> None:
     doc = story().document()
-    assert [line.rstrip() for line in printed(doc).splitlines() if "gateway" in line or "waiting (" in line] == [
-        "gateway: 4 connections, prompts quarantined: 1",
-        "  primary: 16 of 16 requests at primary, 48,000 of 235,000 tokens of prompts, 3 waiting (1 long); breaker half open"
-        "; throttled: first tokens took 2.1 s, 1 are wanted"]
+    assert [line.rstrip() for line in printed(doc).splitlines() if "gateway" in line or "waiting: " in line] == [
+        "gateway: clients' connections: 4, prompts quarantined: 1",
+        "  primary: requests at primary: 16 of 16, tokens of prompts: 48,000 of 235,000, waiting: 3 (1 long); breaker"
+        " half open; throttled: first tokens took 2.1 s, 1 are wanted"]
     doc["gateway"] = {"unknown": "it has told nothing for 26 s"}
     assert "gateway: unknown, it has told nothing for 26 s" in printed(doc)
     doc["gateway"] = None

@@ -211,10 +211,14 @@ def test_at_every_moment_of_an_incident_page_command_line_metrics_and_api_tell_o
 def test_what_the_gateway_tells_stands_with_the_service_in_both_languages(host: Watchdog, page: Any) -> None:
     busy = {"service": "primary", "waiting": 3, "waiting_long": 1, "engine": "primary", "requests": 16, "max_concurrent": 16,
             "prompt_tokens": 48000, "breaker": "open"}
-    assert host.ask("load", connections=4, quarantined=0, services=[busy])["ok"]
+    def tell() -> None:
+        assert host.ask("load", connections=4, quarantined=0, services=[busy])["ok"]
+
+    tell()
     page.wait_for_selector(".gateway .badge.bad", timeout=20_000)
-    assert page.inner_text(".gateway") == ("Gateway: 16 of 16 requests at primary · 48,000 tokens of prompts · 3 waiting · "
-                                           "1 of them long · 4 connections breaker open")
+    assert page.inner_text(".gateway") == ("Gateway: requests at primary: 16 of 16 · tokens of prompts: 48,000 · "
+                                           "waiting: 3 · long ones: 1 · connections: 4 breaker open")
+    tell()
     page.click("#language")
     assert page.inner_text(".gateway") == ("网关： primary 上 16 / 16 个请求 · 提示词 48,000 token · 3 个排队 · "
                                            "其中长请求 1 个 · 4 个连接 已熔断")

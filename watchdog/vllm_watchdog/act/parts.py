@@ -27,13 +27,12 @@ from vllm_watchdog.core.commands import Dump
 from vllm_watchdog.core.records import is_probe
 from vllm_watchdog.launch import Launch, masked, masked_env
 from vllm_watchdog.proc import marked
-from vllm_watchdog.procfs import read, walk
+from vllm_watchdog.procfs import PAGE, read, walk
 
 LOG_LINES, LOG_BYTES = 2000, 1 << 20
 KERNEL_LINES = 500
 MOST_PROCESSES = 32  # of one engine whose stacks are taken: eight cards and their helpers
 MOST_THREADS = 128  # of one process
-PAGE = os.sysconf("SC_PAGE_SIZE")
 VERSION = re.compile(rb"version (\d+\.\d+[\w.+-]*)")
 
 
@@ -273,7 +272,8 @@ def _json(value: object) -> str:
     """Piece by piece, where `dumps` with an indent keeps all pieces until the end."""
     out = StringIO()
     json.dump(value, out, indent=1, ensure_ascii=False)
-    return f"{out.getvalue()}\n"
+    out.write("\n")
+    return out.getvalue()
 
 
 def _launch(scene: Scene) -> Launch:

@@ -176,7 +176,8 @@ class Daemon:
             settings.launches(), self.instance, settings.daemon.state_dir, self.groups, self.retention.make_room, post,
             self._part, lambda: self.world, self.reload.start_of, self.haste)
         self.gateway = GatewayLink(
-            self.engines.launches, settings.rules(), lambda route: self.control.publish(route, ROUTE), self.route.save)
+            self.engines.launches, settings.rules(), lambda route: self.control.publish(route, ROUTE), self.route.save,
+            self.wall, expected="gateway" in settings.model_fields_set)
         self.evidence: Evidence = self._part(
             Evidence(self._incidents_dir, self.engines.launches, settings.evidence, post, clock, self.instance,
                      floor_bytes=int(settings.thresholds.disk_free_gib * GIB * EVIDENCE_FLOOR),

@@ -26,15 +26,18 @@ FAULT_NAMES = frozenset(fault.name for fault in FAULTS)
 
 class GatewayLink:
     """`tell` reaches a gateway that listens, `save` one that starts without us.  Any thread may set `rules`, and by engine
-    the `limits` of prompts; they are told with the next world."""
+    the `limits` of prompts; they are told with the next world.  `expected`: silence of a gateway that was never heard is
+    told, too."""
 
     def __init__(self, launches: Mapping[str, Launch], rules: tuple[Rule, ...], tell: Callable[[dict[str, Any]], None],
-                 save: Callable[[dict[str, Any]], None], wall: Callable[[], float] = time.time) -> None:
-        self._launches, self._tell, self._save, self._wall = launches, tell, save, wall
+                 save: Callable[[dict[str, Any]], None], wall: Callable[[], float] = time.time,
+                 clock: Callable[[], float] = time.monotonic, expected: bool = False) -> None:
+        self._launches, self._tell, self._save, self._wall, self._clock = launches, tell, save, wall, clock
         self.rules = rules
         self.limits: Mapping[str, PromptPlan] = {}      # newer than what an engine was started with
         self._routed: dict[str, Any] = {}
         self._load: tuple[float, GatewayLoad] | None = None     # when it came, by the wall clock
+        self._heard_at = clock() if expected else None
 
     def publish(self, world: World) -> None:
         """A route that is as it was is not told again."""
@@ -51,17 +54,18 @@ class GatewayLink:
         services = said.get("services")
         if not isinstance(services, list) or not all(isinstance(each, dict) for each in services):
             raise ValueError("services: expected a list of objects")
-        load = {key: value for key, value in said.items() if key != "verb"}
-        self._load = self._wall(), CODEC.decode(
-            {"_": "GatewayLoad"} | load | {"services": [{"_": "ServiceLoad"} | each for each in services]})
+        load = {key: value for key, value in said.items() if key != "verb"} | {"_": "GatewayLoad"}
+        load["services"] = [each | {"_": "ServiceLoad"} for each in services]
+        self._load, self._heard_at = (self._wall(), CODEC.decode(load)), self._clock()
 
     def report(self) -> dict[str, Any] | None:
         """The newest of these words, for the status document; None: there was none so far."""
+        silent_s = self._clock() - self._heard_at if self._heard_at is not None else 0.0
+        if silent_s > SILENT_S:
+            return {"unknown": f"it has told nothing for {silent_s:.0f} s"}
         if self._load is None:
             return None
         at, load = self._load
-        if self._wall() - at > SILENT_S:
-            return {"unknown": f"it has told nothing for {self._wall() - at:.0f} s"}
         return {"at": round(at, 3), "connections": load.connections, "quarantined": load.quarantined,
                 "services": [asdict(each) for each in load.services]}
 

@@ -120,12 +120,12 @@ def _gateway(load: Doc) -> Iterator[Text]:
         yield Text(f"gateway: unknown, {load['unknown']}", "yellow")
         return
     refused = f", prompts quarantined: {load['quarantined']}" if load["quarantined"] else ""
-    yield Text(f"gateway: {load['connections']} connections{refused}")
+    yield Text(f"gateway: clients' connections: {load['connections']}{refused}")
     for service in load["services"]:
-        waiting = f"{service['waiting']} waiting" + (f" ({service['waiting_long']} long)" if service["waiting_long"] else "")
-        has = [f"{_of(service['requests'], service['max_concurrent'])} requests at {service['engine']}",
-               f"{_of(service['prompt_tokens'], service['max_tokens'])} tokens of prompts"] if service["engine"] else []
-        text = Text(f"  {service['service']}: {', '.join([*has, waiting])}")
+        long = f" ({service['waiting_long']} long)" if service["waiting_long"] else ""
+        has = [f"requests at {service['engine']}: {_of(service['requests'], service['max_concurrent'])}",
+               f"tokens of prompts: {_of(service['prompt_tokens'], service['max_tokens'])}"] if service["engine"] else []
+        text = Text(f"  {service['service']}: " + ", ".join([*has, f"waiting: {service['waiting']}{long}"]))
         if service["breaker"] != "closed":
             text.append(f"; breaker {service['breaker'].replace('_', ' ')}", "bold red")
         if service["throttled"]:

@@ -99,8 +99,10 @@ class Gateway:
             self.dispatcher.sweep(self.loop.time())
             for message in self.dispatcher.waits(self.loop.time()):
                 self.follow.tell(message)
-            if self.follow.connected and (load := self._load.told(self.dispatcher, self.loop.time())):
-                self.follow.tell(load)
+            if self.follow.listens:
+                load = self._load.told(self.dispatcher, self.loop.time(), self.follow.connects)
+                if load and not self.follow.tell(load):
+                    self._load.forget()
 
     def stop(self) -> None:
         """From a signal."""

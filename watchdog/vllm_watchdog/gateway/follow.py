@@ -32,7 +32,14 @@ class Follow:
         self._seen: tuple[int, int, int] | None = None
         self._said = ""
         self._telling: set[asyncio.Task[None]] = set()
+        self._refused: set[tuple[str, str]] = set()     # what this daemon does not take: said once
+        self._deaf = False      # it let a word wait; what else it is told would only stand in its queue
         self.connected = False
+        self.connects = 0       # how often, so far
+
+    @property
+    def listens(self) -> bool:
+        return self.connected and not self._deaf
 
     def read_file(self) -> None:
         """Takes the file's word if it is a new one."""
@@ -90,7 +97,10 @@ class Follow:
             async with asyncio.timeout(tell_s):
                 reader, writer = await asyncio.open_unix_connection(self._control, limit=line_limit)
                 writer.write(b'{"verb":"route"}\n')
+            self.connects += 1
+            self._refused.clear()
             while line := await self._line(reader):
+                self._deaf = False
                 if line.strip():
                     self.connected = self._take(line, "the daemon's route") or self.connected
         except (OSError, TimeoutError, ValueError):
@@ -107,12 +117,14 @@ class Follow:
         async with asyncio.timeout(silence_s):
             return await reader.readline()
 
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """Sends the daemon something without waiting for it; dropped where it does not listen."""
-        if len(self._telling) < tell_limit:
-            task = asyncio.get_running_loop().create_task(self._tell(message))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+    def tell(self, message: Mapping[str, Any]) -> bool:
+        """Sends the daemon something without waiting for it; dropped where it does not listen.  False: dropped at once."""
+        if len(self._telling) >= tell_limit:
+            return False
+        task = asyncio.get_running_loop().create_task(self._tell(message))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+        return True
 
     async def _tell(self, message: Mapping[str, Any]) -> None:
         writer: asyncio.StreamWriter | None = None
@@ -121,9 +133,12 @@ class Follow:
                 reader, writer = await asyncio.open_unix_connection(self._control, limit=line_limit)
                 writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
                 answer = json.loads(await reader.readline())
-                if not answer.get("ok"):
-                    self._say("gateway.untold", what=str(message.get("verb")), why=str(answer.get("text"))[:100])
+                refused = str(message.get("verb")), str(answer.get("text"))[:100]
+                if not answer.get("ok") and refused not in self._refused:
+                    self._refused.add(refused)
+                    self._say("gateway.untold", what=refused[0], why=refused[1])
         except (OSError, TimeoutError, ValueError) as error:
+            self._deaf = True
             self._say("gateway.untold", what=str(message.get("verb")), why=str(error)[:100] or type(error).__name__)
         finally:
             if writer is not None:

@@ -62,15 +62,24 @@ class Load:
     `load_same_s`, so that silence tells that the gateway is gone."""
 
     def __init__(self) -> None:
+        self._listener = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing was told."""
         self._told: dict[str, Any] = {}
         self._at = float("-inf")
 
-    def told(self, gate: Dispatcher, at: float) -> dict[str, Any] | None:
-        """The message; None: not now."""
+    def told(self, gate: Dispatcher, at: float, listener: int) -> dict[str, Any] | None:
+        """The message; None: not now.  `listener`: a new one was told nothing yet."""
+        if listener != self._listener:
+            self._listener = listener
+            self.forget()
         if at - self._at < load_s:
             return None
+        clients = sum(not each.private for each in gate.connections)
         message = {
-            "verb": "load", "connections": len(gate.connections), "quarantined": len(gate.quarantine.entries(at)),
+            "verb": "load", "connections": clients, "quarantined": len(gate.quarantine.entries(at)),
             "services": [_service(line, at) for line in gate.lines.values()],
         }
         if message == self._told and at - self._at < load_same_s:

@@ -18,12 +18,12 @@ import psutil
 from vllm_watchdog.cgroup import Groups
 from vllm_watchdog.core.events import Event, HostSampled
 from vllm_watchdog.core.readings import Host, Mark, Process, Tree, Unknown
-from vllm_watchdog.proc import MarkIndex, ProcId, Stat, title
+from vllm_watchdog.proc import MarkIndex, ProcId, Stat, alive, title
 from vllm_watchdog.sense import memory_limit
 from vllm_watchdog.sense.usage import file_limit, io_bytes, open_files
 
 USS_S = 30.0
-CUT = 15        # characters of comm: a longer name is cut off there
+CUT = 15        # bytes of comm: a longer name is cut off there
 
 
 @dataclass(slots=True)
@@ -81,29 +81,37 @@ class HostSense:
         return Host(memory.total, memory.available, disk.total, disk.free, load, total, available)
 
     def _trees(self) -> tuple[Tree, ...]:
-        groups = self._index.members()
+        at, groups = self._clock(), self._index.members()
         members = {stat.who for group in groups.values() for stat in group}
         self._kept = {who: kept for who, kept in self._kept.items() if who in members}
         self._take_uss()
-        return tuple(self._tree(mark, group) for mark, group in groups.items())
+        return tuple(tree for mark, group in groups.items() if (tree := self._tree(mark, group, at)))
 
-    def _tree(self, mark: Mark, group: list[Stat]) -> Tree:
-        """The oldest member is the leader."""
-        told = [io for stat in group if (io := io_bytes(stat.who.pid)) is not None]
+    def _tree(self, mark: Mark, group: list[Stat], at: float) -> Tree | None:
+        """The oldest member is the leader.  None: all of it ended while we looked."""
+        rows = [row for stat in group if (row := self._row(stat, at))]
+        if not rows:
+            return None
+        told = [io for _, io in rows if io is not None]
         held = self._groups.find(mark) if self._groups else None
         charged = held.memory_bytes if held else None
-        return Tree(mark, tuple(map(self._process, group)), sum(told) if told else None, charged)
+        return Tree(mark, tuple(process for process, _ in rows), sum(told) if told else None, charged)
 
-    def _process(self, stat: Stat) -> Process:
+    def _row(self, stat: Stat, at: float) -> tuple[Process, int | None] | None:
+        """One process as it was at `at`, and the bytes it read and wrote.  None: it ended since."""
         pid, kept = stat.who.pid, self._kept.setdefault(stat.who, Kept())
-        if stat.comm != kept.comm or (len(stat.comm) == CUT and kept.name == stat.comm):
-            kept.comm, kept.name = stat.comm, title(pid)        # vLLM names its processes while they come up, comm first
-        return Process(pid, kept.name, stat.rss_bytes, kept.uss, self._cpu(kept, stat.cpu_s), stat.threads,
-                       open_files(pid), file_limit(pid))
+        files, io = open_files(pid), io_bytes(pid)
+        if files is None and io is None and not alive(stat.who):
+            return None
+        if stat.comm != kept.comm or (len(stat.comm.encode()) >= CUT and kept.name == stat.comm):
+            # vLLM names its processes while they come up, comm first
+            kept.comm, kept.name = stat.comm, title(pid) or stat.comm
+        return Process(pid, kept.name, stat.rss_bytes, kept.uss, self._cpu(kept, stat.cpu_s, at), stat.threads, files,
+                       file_limit(pid)), io
 
-    def _cpu(self, kept: Kept, spent: float) -> float | None:
+    def _cpu(self, kept: Kept, spent: float, at: float) -> float | None:
         """Cores used since the sample before; None in the first."""
-        at, before, since = self._clock(), kept.cpu_s, kept.at
+        before, since = kept.cpu_s, kept.at
         kept.cpu_s, kept.at = spent, at
         return None if before is None or at <= since else max(0.0, spent - before) / (at - since)
 

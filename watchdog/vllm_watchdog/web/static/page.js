@@ -36,7 +36,6 @@ async function askHistory() {
   if (asking) return;
   asking = true;
   try {
-    if (state.incidents.length) await new Promise((done) => setTimeout(done, 300));     // it is written a moment later
     const answer = await fetch("api/v1/incidents?limit=200");
     if (answer.ok) {
       state.incidents = (await answer.json()).incidents;

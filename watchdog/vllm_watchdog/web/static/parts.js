@@ -162,7 +162,7 @@ function throughGateway(gateway, name) {
   return line(dots(has, t("in_line", { n: load.waiting }), load.waiting_long && t("long_ones", { n: load.waiting_long }),
     t("connections", { n: gateway.connections }), gateway.quarantined && t("quarantined", { n: gateway.quarantined })),
   load.breaker !== "closed" && [" ", h("span", { class: "badge bad" }, t(`breaker_${load.breaker}`))],
-  load.throttled && [" ", h("span", { class: "badge warn", title: load.throttled }, t("throttled"))]);
+  load.throttled && [" ", h("span", { class: "badge warn", title: language === "en" && load.throttled }, t("throttled"))]);
 }
 
 const act = (verb, engine) =>

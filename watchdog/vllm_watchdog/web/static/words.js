@@ -37,8 +37,8 @@ const WORDS = {
     not_operable: "Set daemon.token to operate from here; until then: llm-watchdog {verb}", done: "Done", failed: "Refused",
     of_about: "{s} of about {about}", waits_start: "Waits for its next start: {keys}",
     waits_daemon: "Waits for a restart of the daemon (llm-watchdog handover): {keys}",
-    gateway: "Gateway:", at_engine: "{n} requests at {engine}", prompt_tokens: "{n} tokens of prompts", of: "{n} of {most}", in_line: "{n} waiting",
-    long_ones: "{n} of them long", quarantined: "prompts quarantined: {n}", connections: "{n} connections", throttled: "throttled", breaker_open: "breaker open", breaker_half_open: "breaker: one request tries",
+    gateway: "Gateway:", at_engine: "requests at {engine}: {n}", prompt_tokens: "tokens of prompts: {n}", of: "{n} of {most}", in_line: "waiting: {n}",
+    long_ones: "long ones: {n}", quarantined: "prompts quarantined: {n}", connections: "connections: {n}", throttled: "throttled", breaker_open: "breaker open", breaker_half_open: "breaker: one request tries",
     gateway_silent: "no word from it",
   },
   zh: {
