@@ -98,7 +98,7 @@ def test_a_gateway_that_is_configured_and_never_heard_is_told_as_silent() -> Non
     expected, other = link_of(clock, expected=True), link_of(clock)
     assert expected.report() is None
     clock.now += 26
-    assert (expected.report(), other.report()) == ({"unknown": "none has told anything so far"}, None)
+    assert (expected.report(), other.report()) == ({"unknown": "none has told anything yet"}, None)
 
 
 def test_a_load_is_nothing_else_whatever_it_calls_itself() -> None:

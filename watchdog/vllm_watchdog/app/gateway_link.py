@@ -62,7 +62,7 @@ class GatewayLink:
         """The newest of these words, for the status document; None: there was none so far."""
         silent_s = self._clock() - self._heard_at if self._heard_at is not None else 0.0
         if silent_s > SILENT_S:
-            return {"unknown": f"it has told nothing for {silent_s:.0f} s" if self._load else "none has told anything so far"}
+            return {"unknown": f"it has told nothing for {silent_s:.0f} s" if self._load else "none has told anything yet"}
         if self._load is None:
             return None
         at, load = self._load
