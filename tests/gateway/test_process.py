@@ -15,10 +15,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.gateway.harness import STARTED, Backend, Bench, request, route, run, running, until
 from tests.gateway.test_failover import hang
 
 from vllm_watchdog.app.gateway_link import GatewayLink
+from vllm_watchdog.gateway import follow
 from vllm_watchdog.gateway.report import casualties
 
 
@@ -28,6 +30,8 @@ class Daemon:
     def __init__(self, path: Path) -> None:
         self.path, self.said, self.listeners = path, list[dict[str, Any]](), set[asyncio.StreamWriter]()
         self.document: dict[str, Any] = {}
+        self.waiting = set[asyncio.StreamWriter]()
+        self.answer: dict[str, Any] | None = {"ok": True}       # None: it hangs
 
     async def start(self) -> Daemon:
         self.path.unlink(missing_ok=True)
@@ -41,9 +45,11 @@ class Daemon:
         if asked["verb"] == "route":
             self.listeners.add(writer)
             self._send(writer)
-        else:
-            writer.write(b'{"ok":true}\n')
+        elif self.answer is not None:
+            writer.write(json.dumps(self.answer).encode() + b"\n")
             writer.close()
+        else:
+            self.waiting.add(writer)
 
     def _send(self, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\n" + json.dumps(self.document).encode() + b"\n")
@@ -55,7 +61,7 @@ class Daemon:
 
     def die(self) -> None:
         self.server.close()
-        for writer in self.listeners:
+        for writer in self.listeners | self.waiting:
             writer.transport.abort()
         self.listeners.clear()
 
@@ -132,6 +138,45 @@ def test_the_daemon_is_told_how_busy_it_is_while_it_listens() -> None:
                 "service": "primary", "waiting": 0, "waiting_long": 0, "engine": "a", "requests": 0, "max_concurrent": None,
                 "prompt_tokens": 0, "max_tokens": None, "throttled": None, "breaker": "closed"}]
             client.close()
+            daemon.die()
+
+    run(work())
+
+
+def test_a_daemon_that_hangs_is_told_nothing_more_until_it_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "tell_s", 0.1)
+
+    async def work() -> None:
+        async with running() as bench:
+            daemon = await Daemon(bench.gateway.plan.control).start()
+            daemon.tell(route(None))
+            heard = bench.gateway.follow
+            await until(lambda: heard.listens, "the daemon is heard", 3)
+            daemon.answer = None
+            assert heard.tell({"verb": "load"})
+            await until(lambda: not heard.listens, "its silence is noticed", 3)
+            assert heard.connected
+            daemon.tell(route(None))
+            await until(lambda: heard.listens, "its word is noticed", 3)
+            daemon.die()
+
+    run(work())
+
+
+def test_what_a_daemon_does_not_take_is_said_once() -> None:
+    async def work() -> None:
+        async with running() as bench:
+            daemon = await Daemon(bench.gateway.plan.control).start()
+            daemon.answer = {"ok": False, "text": "verb 'load' is not known"}
+            daemon.tell(route(None))
+            heard = bench.gateway.follow
+            await until(lambda: heard.listens, "the daemon is heard", 3)
+            for _ in range(3):
+                assert heard.tell({"verb": "load"})
+            await until(lambda: len([each for each in daemon.said if each["verb"] == "load"]) >= 3, "it is told", 3)
+            await until(lambda: not heard._telling, "it has answered", 3)
+            assert [fields for name, fields in bench.said if name == "gateway.untold"] == [
+                {"what": "load", "why": "verb 'load' is not known"}]
             daemon.die()
 
     run(work())
