@@ -64,7 +64,7 @@ def test_the_page_alone_tells_a_newcomer_what_happened_and_what_to_do() -> None:
         "| when | 2026-11-29 21:53:21 UTC", "| cause | oom_runtime |",
         "exit code 0, which means nothing",
         "No engine served for 48.2 s",
-        "2 requests waited in the gateway",
+        "2 requests that waited in the gateway",
         "```text\nCUDA out of memory\n```",
         "requests in flight on primary#3: 3",
         "| GPU 0 NVIDIA A10 | 22.0 GiB / 23.0 GiB (96%) | threshold 95%; the engine 18.0 GiB; 20.0 GiB after warm-up |",

@@ -12,6 +12,7 @@ import pytest
 from vllm_watchdog.app import doctor as module
 from vllm_watchdog.app.doctor import Level, doctor
 from vllm_watchdog.app.vllm_of import Vllm, vllm_of
+from vllm_watchdog.core.readings import Holder, Mark
 
 CARD = {"index": 0, "uuid": "GPU-0", "name": "H200", "used_bytes": 10 << 30, "total_bytes": 140 << 30,
         "processes": [{"pid": os.getpid(), "used_bytes": 9 << 30}]}
@@ -69,9 +70,33 @@ def test_a_host_that_lacks_only_comfort_passes(host: Host) -> None:
     code, said = host.ask(args="max-num-seqs = 3\nenforce-eager = false")
     assert code == 0 and Level.FAIL not in said
     assert "vllm serve: vLLM 9.9\n" in said
-    assert f"ok    port {host.port} is free for engine primary, or its own" in said
-    assert f"warn  no daemon answers on {host.folder}/state/control.sock\n      -> systemctl start llm-watchdog" in said
+    assert f"ok    port {host.port} is free for engine primary\n" in said
+    assert f"warn  no daemon answers on {host.folder}/state/control.sock\n      -> " in said
     assert "warn  no alert channel: nobody is told of a failure" in said
+
+
+@pytest.mark.parametrize(("folder", "advice"), [(".", "systemctl start llm-watchdog"), ("none", "llm-watchdog run")])
+def test_a_daemon_is_started_by_systemd_where_there_is_one(
+    host: Host, monkeypatch: pytest.MonkeyPatch, folder: str, advice: str
+) -> None:
+    monkeypatch.setattr(module, "BOOTED", host.folder / folder)
+    assert f"control.sock\n      -> {advice}\n" in host.ask()[1]
+
+
+@pytest.mark.parametrize(("gateway", "told"), [
+    (None, ""), ({"connections": 0}, "ok    the gateway tells the daemon how busy it is"),
+    ({"unknown": "it has told nothing for 60 s"}, "warn  the gateway: it has told nothing for 60 s\n      -> start ")])
+def test_a_gateway_that_is_silent_is_said(host: Host, monkeypatch: pytest.MonkeyPatch, gateway: Any, told: str) -> None:
+    status = {"health": "healthy", "engines": [], "cgroups": "/x", "gateway": gateway}
+    monkeypatch.setattr(module, "_daemon", lambda _: status)
+    said = host.ask()[1]
+    assert "ok    the daemon answers: healthy" in said
+    assert told in said if told else "the gateway" not in said
+
+
+def test_an_engines_own_port_is_said_to_be_its_own(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "listeners", lambda *_: (Holder(7, "vllm", Mark("primary", 1)),))
+    assert f"ok    port {host.port} is held by engine primary itself" in host.ask()[1]
 
 
 def test_a_flag_that_this_version_does_not_know_fails(host: Host) -> None:

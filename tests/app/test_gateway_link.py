@@ -87,18 +87,18 @@ def test_the_report_holds_the_newest_word_on_how_busy_the_gateway_is() -> None:
     assert link.report() == {"at": 1000.0, "connections": 2, "quarantined": 0, "services": [
         {"service": "primary", "waiting": 3, "waiting_long": 1, "engine": None, "requests": 0, "max_concurrent": None,
          "prompt_tokens": 0, "max_tokens": None, "throttled": None, "breaker": "closed"}]}
-    clock.now += 25
+    clock.now += 12
     assert "services" in (link.report() or {})
     clock.now += 1
-    assert link.report() == {"unknown": "it has told nothing for 26 s"}
+    assert link.report() == {"unknown": "it has told nothing for 13 s"}
 
 
 def test_a_gateway_that_is_configured_and_never_heard_is_told_as_silent() -> None:
     clock = Clock()
     expected, other = link_of(clock, expected=True), link_of(clock)
     assert expected.report() is None
-    clock.now += 26
-    assert (expected.report(), other.report()) == ({"unknown": "none has told anything yet"}, None)
+    clock.now += 13
+    assert (expected.report(), other.report()) == ({"unknown": "none has told anything: does it run?"}, None)
 
 
 def test_a_load_is_nothing_else_whatever_it_calls_itself() -> None:

@@ -278,7 +278,7 @@ def test_what_clients_waited_is_told_in_the_open_incident_and_else_only_said() -
     wait = Wait(42, 48.2, 47.0, failed=1, replayed=40)
     scene = Scene(SOLO).serve()
     scene.feed(e.Waited(4.0, "primary", wait))
-    assert not scene.world.incidents and scene.said("gateway.waited")[0]["text"].startswith("42 requests waited")
+    assert not scene.world.incidents and scene.said("gateway.waited")[0]["text"].startswith("42 requests that waited")
     scene.crash("primary", 5.0)
     scene.feed(e.Waited(60.0, "primary", wait))
     assert scene.world.incidents[0].waits == (wait,)

@@ -19,6 +19,12 @@ def test_the_last_lines_are_kept_without_blanks_colours_prefixes_secrets_and_our
     assert len(last_words("x\n" * 100)) == KEPT and last_words("") == ()
 
 
+def test_what_our_own_polls_wrote_is_no_last_word() -> None:
+    polls = "".join(f'INFO:     127.0.0.1:51930 - "GET {path} HTTP/1.1" 200 OK\n' for path in ("/health", "/metrics"))
+    assert last_words(f"loaded\n{polls * 9}") == ("loaded",)
+    assert last_words(polls) == ()
+
+
 @pytest.mark.parametrize(("line", "class_"), [
     ("Segmentation fault (core dumped)", "unexpected_exit"),
     ("Killed", "unexpected_exit"),

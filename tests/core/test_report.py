@@ -111,10 +111,11 @@ def test_an_engine_is_told_whole() -> None:
     seen = engine(scene)
     assert {name: seen[name] for name in ("phase", "generation", "pid", "port", "gpus", "backup_for", "wanted")} == {
         "phase": "serving", "generation": 1, "pid": 100, "port": 8100, "gpus": [], "backup_for": None, "wanted": True}
-    told_too = ("since", "ready", "next_try", "life", "health", "probe", "failures", "cause", "why", "waits", "waits_zh")
+    told_too = ("since", "ready", "next_try", "life", "health", "probe", "failures", "cause", "why", "waits", "waits_zh",
+                "doubt", "doubt_zh")
     assert {name: seen[name] for name in told_too} == {
         "since": WALL, "ready": WALL, "next_try": None, "life": "alive", "health": "ok", "probe": "ok", "failures": 0,
-        "cause": "", "why": "", "waits": None, "waits_zh": None}
+        "cause": "", "why": "", "waits": None, "waits_zh": None, "doubt": None, "doubt_zh": None}
     assert seen["metrics"] == {"running": 2.0, "waiting": 1.0, "kv_usage": 0.5, "preemptions": 0.0, "counters": True,
                                "generation_tokens": 3}
     assert seen["tree"] == {"rss_bytes": 2 * GIB, "charged_bytes": None, "cpu": 0.12, "processes": [
@@ -136,6 +137,22 @@ def test_a_start_that_waits_says_for_whose_memory_beside_what_failed_before() ->
     assert seen["waits_zh"] == "GPU 0 还缺 33.0 GiB，占用者：PID 4711 (python3) 51.5 GiB"
     scene.gpus(8.0, gpu(1))
     assert engine(scene)["waits"] is None
+
+
+def test_a_suspect_is_told_with_why_and_how_long_it_has() -> None:
+    scene = Scene(plan(backup=False)).serve()
+    scene.scrape(1, at=1.0)
+    scene.at(10.0)
+    scene.feed(e.Answered(20.0, M, False, 10.0))
+    scene.at(30.0)
+    seen, why = engine(scene), "no token for 30 s: the counters stand still and a one-token request is not answered"
+    assert (seen["phase"], seen["doubt"]) == ("suspect", f"{why}; it is taken for hung in 50 s unless it moves")
+    assert seen["doubt_zh"].endswith("若仍无进展，50 秒后判定为卡死")
+    scene.ask("pause")
+    assert engine(scene)["doubt"] == why, "while paused it is only watched"
+    scene.ask("resume")
+    scene.feed(e.Answered(31.0, M, True, 1.0))
+    assert engine(scene)["doubt"] is None
 
 
 def test_how_fast_an_engine_grows_is_told_while_it_runs() -> None:

@@ -101,9 +101,10 @@ def test_the_gap_is_told_while_it_lasts_and_when_it_is_over() -> None:
 def test_what_clients_waited_is_told_or_that_nobody_knows() -> None:
     wait = Wait(42, 48.24, 47.0, failed=1, replayed=40)
     (told,) = story.clients(incidents.waited(one(), wait))
-    assert told.en == ("42 requests waited in the gateway and were answered: the longest after 48.2 s, half of them within "
-                       "47.0 s; 1 got no answer; 40 were sent to an engine again")
-    assert story.wait_of(Wait(1, 33.7, 33.7)).en == "one request waited in the gateway for 33.7 s and was answered"
+    assert told.en == ("42 requests that waited in the gateway were answered: the longest 48.2 s after it had come, half of "
+                       "them within 47.0 s; 1 got no answer; 40 were sent to an engine again")
+    told_one = story.wait_of(Wait(1, 33.7, 33.7))
+    assert told_one.en == "one request that waited in the gateway was answered 33.7 s after it had come"
     assert "中位 47.0 s" in told.zh
     told = story.wait_of(Wait(0, 0.0, 0.0, failed=7))
     assert told.en == "no request that waited in the gateway was answered; 7 got no answer"
@@ -196,7 +197,7 @@ def test_an_oom_behind_the_gateway_is_a_whole_story() -> None:
                      "what it left behind was killed: PID 101 (VLLM::EngineCor), ours: primary#1", "primary#2 was started",
                      "primary#2 serves"]
     assert story.gap(told).en == "No engine served for 48.2 s, until 11:07:33Z."
-    assert story.clients(told)[0].en.startswith("2 requests waited")
+    assert story.clients(told)[0].en.startswith("2 requests that waited")
     advice = [line.en for line in lessons.advice(told)]
     assert any("about 60000 tokens" in line for line in advice)
     assert any("PID 4711 (python3)" in line for line in advice)
@@ -245,7 +246,7 @@ def test_a_first_start_that_never_served_says_so() -> None:
 
 
 def test_one_that_was_sent_again_is_told_as_one() -> None:
-    assert story.wait_of(Wait(1, 16.4, 16.4, replayed=1)).en.endswith(" and was answered; one was sent to an engine again")
+    assert story.wait_of(Wait(1, 16.4, 16.4, replayed=1)).en.endswith(" after it had come; one was sent to an engine again")
 
 
 def test_failures_that_were_too_many_name_the_time_before() -> None:

@@ -107,7 +107,7 @@ def test_a_killed_engine_costs_clients_a_pause_and_no_error(make: Make, tmp_path
             row = host.until(lambda: waited(host), "the incident does not say how long clients waited")
             (wait, *_) = row["incident"]["waits"]
             assert wait["requests"] > 0 and wait["longest_s"] >= wait["median_s"] > 0
-            assert "requests waited in the gateway" in host.cli("incidents", row["id"]).out
+            assert "requests that waited in the gateway" in host.cli("incidents", row["id"]).out
     assert set(clients.answers) == {"200"}, clients.answers
     def told() -> bool:
         row = host.incident("primary")
@@ -186,7 +186,7 @@ def test_a_full_kv_cache_lets_fewer_requests_through_and_status_says_so(make: Ma
     with gateway(host), Clients(f"http://{listen['listen']}") as clients:
         host.until(lambda: host.said("service.lowered"), "it is not lowered")
         host.until(lambda: "  lowered to 2 requests at a time, since " in host.cli("status").out, "status says nothing")
-        host.until(lambda: "requests at primary: 2 of 2, " in host.cli("status").out, "status says nothing of the gateway")
+        host.until(lambda: "primary -> primary: in flight 2 of 2, " in host.cli("status").out, "nothing of the gateway")
         clients.more(host)
     assert set(clients.answers) == {"200"}, clients.answers
 

@@ -38,11 +38,17 @@ def test_a_start_that_waits_is_told_beside_the_failure_before_it() -> None:
     assert "primary: its start waits: GPU 0 lacks 33.0 GiB" in told
 
 
+def test_why_an_engine_is_suspected_stands_below_the_table() -> None:
+    doc = story().document()
+    doc["engines"][0] |= {"phase": "suspect", "doubt": "no token for 29 s; it is taken for hung in 50 s unless it moves"}
+    assert "  primary: no token for 29 s; it is taken for hung in 50 s unless it moves" in printed(doc)
+
+
 def test_what_waits_in_the_gateway_is_told_and_what_keeps_it_there() -> None:
     doc = story().document()
-    assert [line.rstrip() for line in printed(doc).splitlines() if "gateway" in line or "waiting: " in line] == [
-        "gateway: clients' connections: 4, prompts quarantined: 1",
-        "  primary: requests at primary: 16 of 16, tokens of prompts: 48,000 of 235,000, waiting: 3 (1 long); breaker"
+    assert [line.rstrip() for line in printed(doc).splitlines() if "gateway" in line or " waiting " in line] == [
+        "gateway: clients' connections 4, quarantined prompts 1",
+        "  primary -> primary: in flight 16 of 16, prompts about 48,000 of 235,000 tokens, waiting 3 (1 long); breaker"
         " half open; throttled: first tokens took 2.1 s, 1 are wanted"]
     doc["gateway"] = {"unknown": "it has told nothing for 26 s"}
     assert "gateway: unknown, it has told nothing for 26 s" in printed(doc)

@@ -216,12 +216,12 @@ def test_what_the_gateway_tells_stands_with_the_service_in_both_languages(host: 
 
     tell()
     page.wait_for_selector(".gateway .badge.bad", timeout=20_000)
-    assert page.inner_text(".gateway") == ("Gateway: requests at primary: 16 of 16 · tokens of prompts: 48,000 · "
-                                           "waiting: 3 · long ones: 1 · connections: 4 breaker open")
+    assert page.inner_text(".gateway") == ("Gateway: in flight 16 of 16 · prompts about 48,000 tokens · waiting 3 · "
+                                           "long ones 1 · clients' connections 4 breaker open")
     tell()
     page.click("#language")
-    assert page.inner_text(".gateway") == ("网关： primary 上 16 / 16 个请求 · 提示词 48,000 token · 3 个排队 · "
-                                           "其中长请求 1 个 · 4 个连接 已熔断")
+    assert page.inner_text(".gateway") == ("网关： 处理中 16 / 16 · 提示词约 48,000 token · 排队 3 · "
+                                           "其中长请求 1 · 客户端连接 4 已熔断")
     page.click("#language")
 
 

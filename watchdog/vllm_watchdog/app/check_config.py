@@ -50,6 +50,7 @@ def _lines(settings: Settings) -> Iterator[str]:
     channels = (f"{name} ({address(channel).kind})" for name, channel in settings.alerts.channels.items())
     yield f"alerts: {', '.join(channels) or 'no channel, nobody is told'}"
     yield f"state in {settings.daemon.state_dir}, logs in {settings.daemon.log_dir}"
+    yield "whether each vLLM knows its flags is not asked here: `llm-watchdog doctor` does"
     yield from (f"warning: {line}" for line in (*settings.warnings(), *misspelt()))
 
 

@@ -30,6 +30,7 @@ from vllm_watchdog.tell.client import Unreachable, call
 
 ASK_S = 5.0
 PASSED = ("--host", "--port", "--model")     # by the watchdog, and known since the first vLLM
+BOOTED = Path("/run/systemd/system")      # as sd_booted(3) asks
 OUR_SYSTEMD = 254       # DelegateSubgroup=, without which no engine's memory is limited
 OLDEST_KERNEL = (5, 14)     # cgroup.kill
 
@@ -101,7 +102,11 @@ def findings(settings: Settings, problems: tuple[str, ...] = ()) -> Found:
     yield from _control_groups(settings, status)
     yield from _kernel_log()
     yield ok(f"the daemon answers: {status['health']}") if status else warn(
-        f"no daemon answers on {settings.daemon.socket}", "systemctl start llm-watchdog")
+        f"no daemon answers on {settings.daemon.socket}",
+        "systemctl start llm-watchdog" if BOOTED.is_dir() else "llm-watchdog run")
+    if gateway := status and status.get("gateway"):
+        yield warn(f"the gateway: {gateway['unknown']}", "start llm-watchdog gateway, or leave [gateway] out") \
+            if "unknown" in gateway else ok("the gateway tells the daemon how busy it is")
 
 
 def _daemon(settings: Settings) -> dict[str, Any] | None:
@@ -192,11 +197,12 @@ def _ports(settings: Settings) -> Found:
     instance = instance_of(settings.daemon.state_dir)
     for name in settings.engines:
         engine = settings.engine(name)
-        strangers = [holder for holder in listeners(engine.port, instance, engine.host) if holder.mark is None]
+        holders = listeners(engine.port, instance, engine.host)
+        strangers = [holder for holder in holders if holder.mark is None]
         for holder in strangers:
             yield fail(f"port {engine.port} of engine {name} is held by {holder}", f"end it, or change engines.{name}.port")
         if not strangers:
-            yield ok(f"port {engine.port} is free for engine {name}, or its own")
+            yield ok(f"port {engine.port} is {f'held by engine {name} itself' if holders else f'free for engine {name}'}")
 
 
 def _left_behind(settings: Settings, status: dict[str, Any] | None) -> Found:
@@ -224,7 +230,7 @@ def _disks(settings: Settings) -> Found:
 # -- the host
 
 def _systemd() -> Found:
-    if not Path("/run/systemd/system").is_dir():
+    if not BOOTED.is_dir():
         yield warn("systemd does not run this host: nobody restarts the daemon", "have something else run llm-watchdog run")
         return
     version = _number(_said("systemctl", "--version"))

@@ -20,7 +20,7 @@ from vllm_watchdog.gateway_rules import Rule
 from vllm_watchdog.launch import Launch
 from vllm_watchdog.prompt_plan import PromptPlan
 
-SILENT_S = 25.0         # it says something every ten seconds
+SILENT_S = 12.0         # it says something every five seconds
 FAULT_NAMES = frozenset(fault.name for fault in FAULTS)
 
 
@@ -62,7 +62,8 @@ class GatewayLink:
         """The newest of these words, for the status document; None: there was none so far."""
         silent_s = self._clock() - self._heard_at if self._heard_at is not None else 0.0
         if silent_s > SILENT_S:
-            return {"unknown": f"it has told nothing for {silent_s:.0f} s" if self._load else "none has told anything yet"}
+            never = "none has told anything: does it run?"
+            return {"unknown": f"it has told nothing for {silent_s:.0f} s" if self._load else never}
         if self._load is None:
             return None
         at, load = self._load

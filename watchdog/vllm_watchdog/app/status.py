@@ -117,15 +117,16 @@ def _service(doc: Doc, service: Doc) -> Text:
 def _gateway(load: Doc) -> Iterator[Text]:
     """What waits in it for each service, and what the engine has; what keeps requests from it stands out."""
     if "unknown" in load:
-        yield Text(f"gateway: unknown, {load['unknown']}", "yellow")
+        yield Text(f"gateway: unknown, {load['unknown']}", "bold red")
         return
-    refused = f", prompts quarantined: {load['quarantined']}" if load["quarantined"] else ""
-    yield Text(f"gateway: clients' connections: {load['connections']}{refused}")
+    refused = f", quarantined prompts {load['quarantined']}" if load["quarantined"] else ""
+    yield Text(f"gateway: clients' connections {load['connections']}{refused}")
     for service in load["services"]:
         long = f" ({service['waiting_long']} long)" if service["waiting_long"] else ""
-        has = [f"requests at {service['engine']}: {_of(service['requests'], service['max_concurrent'])}",
-               f"tokens of prompts: {_of(service['prompt_tokens'], service['max_tokens'])}"] if service["engine"] else []
-        text = Text(f"  {service['service']}: " + ", ".join([*has, f"waiting: {service['waiting']}{long}"]))
+        has = [f"in flight {_of(service['requests'], service['max_concurrent'])}",
+               f"prompts about {_of(service['prompt_tokens'], service['max_tokens'])} tokens"] if service["engine"] else []
+        text = Text(f"  {service['service']} -> {service['engine'] or 'nobody'}: ")
+        text.append(", ".join([*has, f"waiting {service['waiting']}{long}"]))
         if service["breaker"] != "closed":
             text.append(f"; breaker {service['breaker'].replace('_', ' ')}", "bold red")
         if service["throttled"]:
@@ -171,6 +172,8 @@ def _notes(engine: Doc, at: float, told: set[str]) -> Iterator[Text]:
     if load := engine.get("loading"):
         about = f" of about {load['about_s']:.0f} s" if load["about_s"] else ""
         yield Text(f"  {engine['name']}: {load['stage'] or 'starting'}, {at - engine['since']:.0f} s{about}", "blue")
+    if engine.get("doubt"):
+        yield Text(f"  {engine['name']}: {engine['doubt']}", "yellow")
     if engine["cause"]:
         why = "" if engine["why"] in told else f": {engine['why']}"
         yield Text(f"  {engine['name']}: {engine['cause']}{why}", "yellow")

@@ -16,6 +16,7 @@ NOT_ASLEEP = T("it did not fall asleep within {s} s", "{s} 秒内未能进入休
 NOT_AWAKE = T("it was not awake, with a token, within {s} s", "{s} 秒内未能唤醒并产出 token")
 NO_TOKEN = T("no token for {s} s: the counters stand still and a one-token request is not answered",
              "{s} 秒没有产出 token：计数器不动，单 token 请求也无应答")
+DOUBTED = T("{why}; it is taken for hung in {s} s unless it moves", "{why}；若仍无进展，{s} 秒后判定为卡死")
 NO_ACTIVITY = T("not ready, and no CPU or disk activity for {s} s", "尚未就绪，且 {s} 秒没有 CPU 或磁盘活动")
 
 # -- the end of a process

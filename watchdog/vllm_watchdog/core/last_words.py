@@ -11,7 +11,7 @@ from vllm_watchdog.core.catalog import CATALOG
 from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.details import clip
 from vllm_watchdog.core.findings import Verdict
-from vllm_watchdog.core.records import Kind, parse
+from vllm_watchdog.core.records import Kind, is_probe, parse
 from vllm_watchdog.core.signatures import Phase
 
 KEPT = 5                # lines
@@ -30,8 +30,8 @@ _NEVER_RAN = re.compile(
 
 
 def last_words(text: str) -> tuple[str, ...]:
-    """The last lines that are not blank, nor ours."""
-    lines = (record.message for line in text.splitlines() if line.strip() for record in parse(line))
+    """The last lines that are not blank, nor ours, nor the answers to our own polls."""
+    lines = (record.message for line in text.splitlines() if line.strip() and not is_probe(line) for record in parse(line))
     return tuple(clip(" ".join(line.split())) for line in lines if line.strip() and not line.startswith(OURS))[-KEPT:]
 
 

@@ -103,9 +103,10 @@ DOWN_UNTIL_LEFT = T("No engine served for {s}, until the watchdog was stopped at
 NEVER_SERVED = T("No engine has served yet: it was the first start, at {time}.",
                  "首次启动（{time}），尚无引擎提供过服务。")
 DOWN_FOR = T("No engine served for {s}, until {time}.", "无引擎提供服务共 {s}，至 {time}。")
-WAITED = T("{n} requests waited in the gateway and were answered: the longest after {longest}, half of them within {median}",
-           "{n} 个请求在网关等待后得到应答：最长 {longest}，中位 {median}")
-WAITED_ONE = T("one request waited in the gateway for {longest} and was answered", "1 个请求在网关等待 {longest} 后得到应答")
+WAITED = T("{n} requests that waited in the gateway were answered: the longest {longest} after it had come, half of them "
+           "within {median}", "{n} 个请求在网关等待后得到应答：从到达到应答最长 {longest}，中位 {median}")
+WAITED_ONE = T("one request that waited in the gateway was answered {longest} after it had come",
+               "1 个请求在网关等待，到达 {longest} 后得到应答")
 WAITED_NONE = T("no request that waited in the gateway was answered", "在网关等待的请求均未得到应答")
 UNANSWERED = T("; {n} got no answer", "；{n} 个未得到应答")
 SENT_AGAIN = T("; {n} were sent to an engine again", "；{n} 个被重新发送")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 
 from vllm_watchdog.core import causes, gate
 from vllm_watchdog.core import phrases as p
@@ -28,6 +29,15 @@ def overdue(engine: Engine, at: float) -> tuple[str, Text]:
     """Class and sentence of an engine whose phase, one of OVERDUE, has lasted too long by `at`."""
     class_, text, lasted = OVERDUE[engine.phase]
     return class_, filled(text, s=f"{lasted(engine, at):.0f}")
+
+
+def doubt(engine: Engine, at: float, paused: bool) -> Text | None:
+    """Why an engine that is routed to is suspected, and how long it still has; None: it is not.  Pausing stops its clock."""
+    if engine.phase is not Phase.SUSPECT:
+        return None
+    _, text = overdue(engine, at)
+    left_s = engine.life.deadline - at
+    return text if paused or not isfinite(left_s) else filled(causes.DOUBTED, why=text, s=f"{max(left_s, 0.0):.0f}")
 
 
 def why(engine: Engine) -> Text:

@@ -13,7 +13,7 @@ from vllm_watchdog.core.phrases import joined
 from vllm_watchdog.core.plan import Thresholds
 from vllm_watchdog.core.policy import HAS_CHILD, Phase
 from vllm_watchdog.core.readings import Gpu, Host, Metrics, Tree, Unknown
-from vllm_watchdog.core.reasons import no_room
+from vllm_watchdog.core.reasons import doubt, no_room
 from vllm_watchdog.core.units import DAY_S
 from vllm_watchdog.core.world import ROUTED, Engine, World, routed
 
@@ -102,6 +102,7 @@ def _lowered(world: World, lowering: Lowering) -> dict[str, Any] | None:
 def _engine(world: World, engine: Engine) -> dict[str, Any]:
     runs = engine.phase in HAS_CHILD
     waits = joined(no_room(world, engine) if engine.phase is Phase.RELEASING else ())
+    suspected = doubt(engine, world.at, world.paused)
     return {
         "name": engine.name,
         "phase": engine.phase.value,
@@ -123,6 +124,8 @@ def _engine(world: World, engine: Engine) -> dict[str, Any]:
         "why_zh": engine.words.zh,
         "waits": waits.en or None,      # for what its start waits; `cause` and `why` are of its last failure
         "waits_zh": waits.zh or None,
+        "doubt": suspected and suspected.en,        # why it is suspected, and how long it still has
+        "doubt_zh": suspected and suspected.zh,
         "metrics": _known(engine.metrics if runs else NO_PROCESS, _metrics),
         "tree": _tree(engine.tree) if engine.tree and runs else None,
         "growth": [_growth(growth) for growth in engine.growths] if runs else [],

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vllm_watchdog.gateway.relay import Exchange
 
 casualty_limit = 64
-load_s, load_same_s = 2.0, 10.0
+load_s, load_same_s = 2.0, 5.0
 gap_buckets_s = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 STATUSES = frozenset(status.value for status in HTTPStatus)
 PREFIX = "llm_watchdog_gateway_"

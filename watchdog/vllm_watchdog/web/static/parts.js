@@ -155,9 +155,9 @@ function serviceOf(report, service) {
 function throughGateway(gateway, name) {
   const line = (...rest) => h("p", { class: "gateway", "data-key": "gateway" }, h("b", null, t("gateway")), " ", ...rest);
   const load = gateway.services?.find((one) => one.service === name);
-  if (!load) return line(t("gateway_silent"));
+  if (!load) return line(t("gateway_silent"), gateway.unknown && language === "en" && `: ${gateway.unknown}`);
   const count = (n, most) => (most == null ? n.toLocaleString("en") : t("of", { n: n.toLocaleString("en"), most: most.toLocaleString("en") }));
-  const has = load.engine && [t("at_engine", { engine: load.engine, n: count(load.requests, load.max_concurrent) }),
+  const has = load.engine && [t("in_flight", { n: count(load.requests, load.max_concurrent) }),
     t("prompt_tokens", { n: count(load.prompt_tokens, load.max_tokens) })];
   return line(dots(has, t("in_line", { n: load.waiting }), load.waiting_long && t("long_ones", { n: load.waiting_long }),
     t("connections", { n: gateway.connections }), gateway.quarantined && t("quarantined", { n: gateway.quarantined })),
@@ -184,6 +184,7 @@ function engineOf(engine, pending) {
       figure("waiting", metrics.waiting), figure("tokens", state.rates[engine.name]?.rate)),
     pending && h("p", { class: "waits" }, t("waits_start", { keys: pending.join(", ") })),
     engine.growth.filter((one) => one.leaks).map(leakOf),
+    engine.doubt && h("p", { class: "waits" }, said_in(engine, "doubt")),
     engine.cause && h("p", { class: "why" }, h("b", null, named(engine.cause)), ` ${said_in(engine, "why")}`),
     engine.waits && h("p", { class: "waits" }, h("b", null, t("waits")), ` ${said_in(engine, "waits")}`));
 }

@@ -37,8 +37,8 @@ const WORDS = {
     not_operable: "Set daemon.token to operate from here; until then: llm-watchdog {verb}", done: "Done", failed: "Refused",
     of_about: "{s} of about {about}", waits_start: "Waits for its next start: {keys}",
     waits_daemon: "Waits for a restart of the daemon (llm-watchdog handover): {keys}",
-    gateway: "Gateway:", at_engine: "requests at {engine}: {n}", prompt_tokens: "tokens of prompts: {n}", of: "{n} of {most}", in_line: "waiting: {n}",
-    long_ones: "long ones: {n}", quarantined: "prompts quarantined: {n}", connections: "connections: {n}", throttled: "throttled", breaker_open: "breaker open", breaker_half_open: "breaker: one request tries",
+    gateway: "Gateway:", in_flight: "in flight {n}", prompt_tokens: "prompts about {n} tokens", of: "{n} of {most}", in_line: "waiting {n}",
+    long_ones: "long ones {n}", quarantined: "quarantined prompts {n}", connections: "clients' connections {n}", throttled: "throttled", breaker_open: "breaker open", breaker_half_open: "breaker: one request tries",
     gateway_silent: "no word from it",
   },
   zh: {
@@ -67,8 +67,8 @@ const WORDS = {
     token: "令牌（daemon.token，关闭标签页后清除）", reason: "原因（可选）", go: "执行", cancel: "取消",
     not_operable: "设置 daemon.token 后可在此操作；目前请用：llm-watchdog {verb}", done: "完成", failed: "被拒绝",
     of_about: "{s}，约需 {about}", waits_start: "下次启动时生效：{keys}", waits_daemon: "守护进程重启后生效（llm-watchdog handover）：{keys}",
-    gateway: "网关：", at_engine: "{engine} 上 {n} 个请求", prompt_tokens: "提示词 {n} token", of: "{n} / {most}", in_line: "{n} 个排队", long_ones: "其中长请求 {n} 个",
-    quarantined: "已隔离 {n} 个提示词", connections: "{n} 个连接", throttled: "已限流", breaker_open: "已熔断", breaker_half_open: "熔断：正在试探", gateway_silent: "没有消息",
+    gateway: "网关：", in_flight: "处理中 {n}", prompt_tokens: "提示词约 {n} token", of: "{n} / {most}", in_line: "排队 {n}", long_ones: "其中长请求 {n}",
+    quarantined: "已隔离提示词 {n}", connections: "客户端连接 {n}", throttled: "已限流", breaker_open: "已熔断", breaker_half_open: "熔断：正在试探", gateway_silent: "没有消息",
   },
 };
 let language = localStorage.getItem("language") || (navigator.language.startsWith("zh") ? "zh" : "en");
