@@ -53,6 +53,7 @@ def test_who_asks_the_daemon_is_told_what_it_has_only_just_recorded(tmp_path, sa
     try:
         book.record(incident(1))
         assert [row["urgency"] for row in book.reader().incidents()] == ["critical"]
+        assert book.waiting == 0
     finally:
         assert book.stop(5)
 
@@ -65,7 +66,7 @@ def test_who_asks_waits_for_a_hung_disk_no_longer_than_that(tmp_path, said, monk
     try:
         book.record(incident(1))
         began = time.monotonic()
-        assert book.reader().incidents() == []
+        assert book.reader().incidents() == [] and book.waiting == 1
         assert time.monotonic() - began < 10
     finally:
         disk.set()

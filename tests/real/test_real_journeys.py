@@ -93,7 +93,7 @@ def test_a_killed_engine_core_is_noticed_and_replaced_although_vllm_exits_0(host
     os.kill(core, signal.SIGKILL)
     engine = host.up("primary", after=1)
     assert engine["failures"] == 1
-    exited = host.said("engine.exited")[-1]
+    exited = host.settled("engine.exited")[-1]
     assert (exited["engine"], exited["code"]) == ("primary#1", "0") or exited["phase"] == "stopping", "it had its second"
     row = incident_since(host, killed, "engine_proc_died")
     files = evidence(host, row)
@@ -146,7 +146,7 @@ def test_the_next_daemon_adopts_what_a_killed_one_left(host: RealWatchdog, figur
     assert (after["pid"], after["generation"]) == (before["pid"], before["generation"])
     known = time.time() - began
     assert host.complete("primary", 1) == 200
-    assert not [line for line in host.said("engine.spawned") if line["engine"] == "primary#3"]
+    assert not [line for line in host.settled("engine.spawned") if line["engine"] == "primary#3"]
     figures("kill -9 of the daemon, engine serving", detected_s=host.since(began, "engine.adopted"),
             recovered_s=known, note="adopted as it served, same PID")
 
@@ -171,7 +171,7 @@ def test_a_killed_api_server_leaves_no_orphan_and_is_replaced(host: RealWatchdog
     os.kill(leader, signal.SIGKILL)
     host.up("primary", after=3)
     assert not alive(members)
-    ended = host.said("engine.emptied")[-1]
+    ended = host.settled("engine.emptied")[-1]
     assert "VLLM::EngineCor" in ended["killed"]     # the kernel keeps 15 characters of a name
     gone_s = host.since(killed, "engine.emptied", engine="primary#3")
     assert gone_s < host.since(killed, "engine.spawned", engine="primary#4")

@@ -279,6 +279,16 @@ class Watchdog:
                     found.append(json.loads(line))
         return [line for line in found if line.get("say", "").startswith(name)]
 
+    def settled(self, name: str = "") -> list[Doc]:
+        """The same, with all that status shows by now: the journal is written a moment after what it tells of."""
+        def caught_up() -> bool:
+            if doc := self.status():
+                return bool(doc["daemon"]["queues"]["journal"] == 0)
+            return self.daemon is None or self.daemon.poll() is not None
+
+        self.until(caught_up, "the journal does not follow")
+        return self.said(name)
+
     # -- using
 
     def cli(self, *words: str) -> Said:

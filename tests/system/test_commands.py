@@ -63,7 +63,7 @@ def test_a_log_that_is_rotated_or_truncated_under_the_daemon_is_read_on(host: Wa
     log.rename(log.with_suffix(".old"))         # by somebody's logrotate; the engine goes on writing into the old file
     host.fault("one", "oom")
     third = host.serving("one", after=second["generation"])
-    exits = [line for line in host.said("engine.exited") if line["engine"] == f"one#{second['generation']}"]
+    exits = [line for line in host.settled("engine.exited") if line["engine"] == f"one#{second['generation']}"]
     assert len(exits) == 1 and log.exists()
     assert third["generation"] == second["generation"] + 1
 

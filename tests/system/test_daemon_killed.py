@@ -55,7 +55,7 @@ def test_an_engine_that_died_while_no_daemon_lived_is_cleaned_up_and_replaced(ma
         watchdog.start()
         watchdog.serving("one", after=first["generation"])
     assert core not in watchdog.of("one")
-    assert any(line["engine"] == "one#1" for line in watchdog.said("engine.stray"))
+    assert any(line["engine"] == "one#1" for line in watchdog.settled("engine.stray"))
 
 
 def test_an_open_incident_goes_on_and_is_not_said_to_open_again(make: Make) -> None:
@@ -65,7 +65,7 @@ def test_an_open_incident_goes_on_and_is_not_said_to_open_again(make: Make) -> N
     watchdog.kill()
     watchdog.start()
     watchdog.in_phase("one", "held")
-    assert len(watchdog.said("daemon.started")) == 2 and len(watchdog.said("incident.opened")) == 1
+    assert len(watchdog.settled("daemon.started")) == 2 and len(watchdog.said("incident.opened")) == 1
     assert len(watchdog.ask("incidents")["incidents"]) == 1
 
 
@@ -90,7 +90,7 @@ def test_a_state_that_cannot_be_read_is_set_aside_and_costs_no_engine(make: Make
     watchdog.start()
     doc = watchdog.serving("one")
     assert (doc["pid"], doc["generation"]) == (first["pid"], first["generation"])
-    assert [line["file"] for line in watchdog.said("file.set_aside")] == [str(watchdog.state / "state.json")]
+    assert [line["file"] for line in watchdog.settled("file.set_aside")] == [str(watchdog.state / "state.json")]
 
 
 @pytest.mark.parametrize("name", CHAINS)

@@ -25,6 +25,6 @@ def test_a_second_failure_brings_the_backup_and_the_primary_returns_when_it_is_i
 
     watchdog.serving("big", after=2)
     assert watchdog.engine("small")["phase"] == "stopped"
-    turns = [(line["say"], line["because"]) for line in watchdog.said("service.")]
+    turns = [(line["say"], line["because"]) for line in watchdog.settled("service.")]
     assert turns == [("service.failover", "failures"), ("service.failback", "stable")]
     assert watchdog.until(lambda: watchdog.incident("big"), "no incident")["class"] == "oom_runtime"

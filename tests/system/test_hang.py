@@ -56,7 +56,7 @@ def test_a_full_queue_on_a_slow_engine_is_busy_and_a_frozen_engine_is_wedged_dum
     for pid in (first["pid"], core):
         assert f"===== PID {pid} " in stacks
     assert "waits in do_signal_stop" in stacks or "State: T (stopped)" in stacks
-    order = [line["say"] for line in host.said() if line.get("incident") == row["id"] or line.get("engine") == "frozen#1"]
+    order = [line["say"] for line in host.settled() if line.get("incident") == row["id"] or line.get("engine") == "frozen#1"]
     assert order.index("evidence.done") < order.index("engine.exited"), "evidence comes before the kill"
     assert not Path(f"/proc/{core}").exists()
 

@@ -50,7 +50,7 @@ def test_an_engine_is_launched_and_serves(host: Watchdog) -> None:
     doc = host.serving("core")
     assert doc["generation"] == 1
     assert host.prompt("core") == 200
-    said = [line["say"] for line in host.said("engine.") if line.get("engine") == "core#1"]
+    said = [line["say"] for line in host.settled("engine.") if line.get("engine") == "core#1"]
     assert {"engine.spawned", "engine.ready"} <= set(said)
 
 
@@ -62,7 +62,7 @@ def test_out_of_memory_on_a_long_prompt_is_classified_with_its_bytes_and_answere
     assert row["class"] == "oom_runtime"
     details = dict(row["incident"]["findings"][0]["details"])
     assert details["requested_bytes"] == 352 << 20, details
-    exited = next(line for line in host.said("engine.exited") if line["engine"] == "oom#1")
+    exited = next(line for line in host.settled("engine.exited") if line["engine"] == "oom#1")
     assert exited["code"] == "0"        # vLLM calls its engine's death a success
 
 
@@ -96,7 +96,7 @@ def test_a_killed_engine_core_is_noticed_and_replaced(host: Watchdog) -> None:
     died = next(event for event in ends if event["mark"]["engine"] == "core")
     if died["_"] == "MemberDied":       # on a busy machine the API server may have ended too before anybody looks
         assert (died["pid"], died["name"]) == (core, "VLLM::EngineCore")
-    left = next(line for line in host.said("engine.phase") if (line["engine"], line["was"]) == ("core#1", "serving"))
+    left = next(line for line in host.settled("engine.phase") if (line["engine"], line["was"]) == ("core#1", "serving"))
     assert killed <= left["at"] <= died["at"] + 0.001, "by its end, or what it wrote before; not later"
     row = host.until(lambda: host.incident("core"), "no incident")
     assert row["class"] != "unexpected_exit", "the log says what happened"
@@ -110,7 +110,7 @@ def test_a_killed_api_server_leaves_no_orphan(host: Watchdog) -> None:
     os.kill(first["pid"], signal.SIGKILL)
     host.serving("api", after=1)
     assert not set(before) & set(host.of("api"))
-    emptied = next(line for line in host.said("engine.emptied") if line["engine"] == "api#1")
+    emptied = next(line for line in host.settled("engine.emptied") if line["engine"] == "api#1")
     assert "VLLM::EngineCor" in emptied["killed"], emptied
     row = host.until(lambda: host.incident("api"), "no incident")
     assert row["class"] == "unexpected_exit"
@@ -142,7 +142,7 @@ def test_an_engine_that_ignores_term_is_killed_and_its_planned_stop_is_no_incide
     assert host.ask("restart", engine="stubborn")["ok"]
     host.serving("stubborn", after=1)
     assert not set(before) & set(host.of("stubborn"))
-    phases = [line["now"] for line in host.said("engine.phase") if line["engine"] == "stubborn#1"]
+    phases = [line["now"] for line in host.settled("engine.phase") if line["engine"] == "stubborn#1"]
     assert "stopping,killing,settling,releasing" in ",".join(phases)
     assert host.incident("stubborn") is None
 

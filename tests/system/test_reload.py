@@ -85,7 +85,7 @@ def test_an_engine_that_is_added_is_there_after_a_handover_with_all_that_is_told
     watchdog.start()
     assert watchdog.serving("two")["profile"] == {"model": "stand-in", "max-num-seqs": 5}
     assert watchdog.serving("one")["pid"] == first["pid"]
-    at = watchdog.said("web.listening")[-1]["url"]
+    at = watchdog.settled("web.listening")[-1]["url"]
     told = requests.get(f"{at}api/v1/status", timeout=10).json()
     assert [each["profile"].get("max-num-seqs") for each in told["engines"]] == [None, 5]
     metrics = requests.get(f"{at}metrics?engines=1", timeout=10).text
@@ -112,5 +112,5 @@ def test_a_handover_costs_no_engine_and_forgives_nothing(make: Make) -> None:
         "pid": before["pid"], "generation": before["generation"], "failures": 1}
     still = watchdog.until(lambda: watchdog.incident("one"), "no incident")
     assert (still["id"], still["wall_resolved"]) == (incident["id"], None)
-    findings = [line["text"] for line in watchdog.said("log.finding")]
+    findings = [line["text"] for line in watchdog.settled("log.finding")]
     assert len(findings) == len(set(findings)), "read on from where it was: nothing twice"

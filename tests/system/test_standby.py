@@ -59,7 +59,7 @@ def sleeps_wakes_and_comes_back(folder: Path) -> None:
     watchdog = pair(folder, "sleeping", 0.5)
     try:
         before = settled(watchdog, "serving", "asleep")
-        spawned = [line["engine"] for line in watchdog.said("engine.spawned")]
+        spawned = [line["engine"] for line in watchdog.settled("engine.spawned")]
         assert spawned == ["small#1", "big#1"], "the backup boots first"
         os.kill(before["big"]["pid"], signal.SIGKILL)
         doc = watchdog.serving("small")
@@ -68,7 +68,7 @@ def sleeps_wakes_and_comes_back(folder: Path) -> None:
         watchdog.serving("big", after=1)        # stable, idle: back
         after = settled(watchdog, "serving", "asleep")
         assert after["small"]["pid"] == before["small"]["pid"] and watchdog.prompt("big") == 200
-        assert [line["because"] for line in watchdog.said("service.")] == ["down", "stable"]
+        assert [line["because"] for line in watchdog.settled("service.")] == ["down", "stable"]
     finally:
         watchdog.finish()
 
@@ -88,7 +88,7 @@ def is_adopted_asleep_and_awake(folder: Path) -> None:
         watchdog.start()
         after = settled(watchdog, "stopped", "serving")
         assert (after["small"]["pid"], after["small"]["generation"]) == (before["small"]["pid"], 1)
-        assert len(watchdog.said("engine.woke")) == 1, "what serves is not woken again"
+        assert len(watchdog.settled("engine.woke")) == 1, "what serves is not woken again"
     finally:
         watchdog.finish()
 
@@ -101,7 +101,7 @@ def starts_cold_when_it_does_not_wake(folder: Path) -> None:
         os.kill(before["big"]["pid"], signal.SIGKILL)
         doc = watchdog.serving("small", after=1)
         assert doc["pid"] != before["small"]["pid"] and watchdog.prompt("small") == 200
-        (woke,) = watchdog.said("engine.woke")
+        (woke,) = watchdog.settled("engine.woke")
         assert woke["why"]
     finally:
         watchdog.finish()
@@ -116,8 +116,8 @@ def hot_takes_over_at_once(folder: Path) -> None:
         watchdog.serving("big", after=1)
         watchdog.until(lambda: served_by(watchdog) == "big", "it never came back")
         assert watchdog.engine("small")["pid"] == before["small"]["pid"]
-        turned = next(line for line in watchdog.said("service.failover"))
-        exited = next(line for line in watchdog.said("engine.exited"))
+        turned = next(line for line in watchdog.settled("service.failover"))
+        exited = next(line for line in watchdog.settled("engine.exited"))
         assert turned["at"] == exited["at"], "in the same turn"
     finally:
         watchdog.finish()

@@ -78,7 +78,7 @@ def test_a_killed_worker_ends_all_of_it_and_the_card_that_lacks_room_is_the_one_
     assert "GPU 1" in need["en"] and "GPU 0" not in need["en"]
     assert host.engine("wide")["phase"] == "releasing"
     assert (host.of("wide"), used(cards)) == ((), {1: 1}), "nothing of it is left on either card"
-    heard = {line["process"] for line in host.said("engine.member_died")} | {
+    heard = {line["process"] for line in host.settled("engine.member_died")} | {
         line["class_"] for line in host.said("log.finding")}
     assert heard & {"VLLM::Worker_TP1", "worker_died"}, heard      # the kernel's word or the log's, whichever came first
     neighbour.kill()

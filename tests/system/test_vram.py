@@ -58,11 +58,11 @@ def test_memory_over_the_threshold_is_documented_and_then_the_backup_takes_over(
     first = host.serving("leaks")
     host.fault("leaks", "vram_leak", mib_per_s=8 * 1024)
     host.serving("spare")
-    raised = [line["symptom"] for line in host.said("symptom.raised") if line["subject"] == "gpu1"]
+    raised = [line["symptom"] for line in host.settled("symptom.raised") if line["subject"] == "gpu1"]
     assert raised[:2] == ["vram_high", "vram_degrade"]
-    turns = [(line["service"], line["because"]) for line in host.said("service.failover")]
+    turns = [(line["service"], line["because"]) for line in host.settled("service.failover")]
     assert turns == [("leaks", "degraded")]
-    assert [(line["service"], line["to"]) for line in host.said("service.lowered")] == [("leaks", "16")], "tried before"
+    assert [(line["service"], line["to"]) for line in host.settled("service.lowered")] == [("leaks", "16")], "tried before"
     assert not os.path.exists(f"/proc/{first['pid']}")
     row = host.until(lambda: host.incident("leaks"), "no incident")
     folder = host.bundle(row)

@@ -255,7 +255,8 @@ class Daemon:
             "pid": os.getpid(),
             "daemon": {
                 "version": __version__, "host": os.uname().nodename, "started": round(self.started, 3),
-                "lag_s": round(self._lag_s, 6), "queues": {"inbox": self.inbox.qsize()},
+                "lag_s": round(self._lag_s, 6),
+                "queues": {"inbox": self.inbox.qsize(), "journal": self.journal.waiting, "history": self.history.waiting},
                 "lost": {"journal": self.journal.lost, "history": self.history.lost}, "alerts": dict(self.voice.alerts),
                 "log_dir": str(self.settings.daemon.log_dir), "operable": self.settings.daemon.token is not None,
             },

@@ -83,6 +83,12 @@ class Backlog(Generic[Item]):
         with self._changed:
             return self._closed
 
+    @property
+    def waiting(self) -> int:
+        """What was put and has not been dealt with; what was taken together counts as one."""
+        with self._changed:
+            return len(self._items) + self._taken
+
     def settled(self, deadline_s: float) -> bool:
         """Waits until all that was put has been dealt with.  False: not within `deadline_s`."""
         with self._changed:

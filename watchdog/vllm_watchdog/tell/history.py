@@ -95,6 +95,11 @@ class History:
         """Waits until all that was put is written.  False: not within `deadline_s`, or the disk does not take it."""
         return self._backlog.settled(deadline_s) and not self._kept
 
+    @property
+    def waiting(self) -> int:
+        """Jobs that are not written yet."""
+        return self._backlog.waiting + len(self._kept)
+
     def reader(self) -> Reader:
         """One whose answers hold all that was put before the question; what the disk does not take yet, they lack."""
         return Reader(self.path, lambda: self.flush(answer_s))

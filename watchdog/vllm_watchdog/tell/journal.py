@@ -68,6 +68,11 @@ class Journal:
         self._wake.set()
         return ended(self._thread, deadline_s) and not self._failures
 
+    @property
+    def waiting(self) -> int:
+        """Lines that are not written yet; what is being written counts as one."""
+        return self._backlog.waiting
+
     def flush(self, deadline_s: float) -> bool:
         """Waits until every line put so far is in the file.  False: not within `deadline_s`."""
         return self._backlog.settled(deadline_s)
