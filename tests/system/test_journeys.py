@@ -55,7 +55,7 @@ def test_an_engine_is_launched_and_serves(host: Watchdog) -> None:
 
 
 def test_out_of_memory_on_a_long_prompt_is_classified_with_its_bytes_and_answered_by_a_restart(host: Watchdog) -> None:
-    host.serving("oom")
+    host.engine_when("oom", lambda doc: doc["phase"] == "serving" and doc["tree"], "not sampled while it serves")
     assert host.prompt("oom", words=200) == 500
     host.serving("oom", after=1)
     row = host.until(lambda: host.incident("oom"), "no incident")
@@ -81,8 +81,12 @@ def test_the_incident_folder_holds_what_the_night_shift_needs(host: Watchdog) ->
     assert facts["generation"] == 1 and "--sim-oom-over-tokens" in facts["command"] and facts["version"] == "0.32.0"
     head, *rows = (folder / "samples.csv").read_text("utf-8").splitlines()
     assert head.startswith("time,engine,generation,phase,rss_bytes") and any(",oom,1," in row for row in rows)
-    told = [json.loads(line) for line in (folder / "timeline.jsonl").read_text("utf-8").splitlines()]
-    assert told[0]["what"] == "opened" and any(entry["what"] == "started" for entry in told)
+
+    def told() -> list[str]:
+        return [json.loads(line)["what"] for line in (folder / "timeline.jsonl").read_text("utf-8").splitlines()]
+
+    host.until(lambda: "started" in told(), "the page follows the incident")
+    assert told()[0] == "opened"
 
 
 def test_a_killed_engine_core_is_noticed_and_replaced(host: Watchdog) -> None:
