@@ -525,6 +525,23 @@ def test_what_failed_and_had_no_incident_yet_when_the_daemon_died_is_missed_too(
     assert [(incident.id, incident.class_) for incident in reborn(scene, 12.0).world.incidents] == [(told.id, told.class_)]
 
 
+def test_what_was_replaced_before_its_end_was_told_is_told_by_the_next_daemon() -> None:
+    """A successor is started first and written down after; a daemon that is killed between leaves no other trace."""
+    after = reborn(Scene(plan(backup=False)).serve(), 50.0, survivor("primary#2"))
+    (incident,) = after.world.incidents
+    assert (incident.class_, incident.text, incident.generation) == (
+        "unexpected_exit", "primary#1 ended while no watchdog ran", 1)
+    (failure,) = incident.failures
+    assert (failure.mark, failure.words.zh) == ("primary#1", "primary#1 在没有 watchdog 运行时结束")
+    assert (after.phase(), after.engine().cause) == (Phase.LOADING, ""), "the successor is not to blame"
+    assert after.only(c.Alert).kind == "opened"
+    again = reborn(after, 51.0, survivor("primary#2"))
+    assert [(each.id, len(each.failures)) for each in again.world.incidents] == [(incident.id, 1)]
+    told = replace(remembered(Scene(plan(backup=False)).serve().world), incidents=(incident,))
+    known = Scene(plan(backup=False), 52.0, told, (survivor("primary#2"),))
+    assert [len(each.failures) for each in known.world.incidents] == [1]
+
+
 def test_what_had_not_served_yet_ended_unmissed() -> None:
     assert not reborn(Scene(plan()), 50.0).world.incidents
 

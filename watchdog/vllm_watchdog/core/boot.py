@@ -13,6 +13,7 @@ from vllm_watchdog.core.changed import replace
 from vllm_watchdog.core.commands import Adopt, Drain, Kill
 from vllm_watchdog.core.events import Booted, Survivor
 from vllm_watchdog.core.failover import Service, Side
+from vllm_watchdog.core.failures import Failure
 from vllm_watchdog.core.incidents import Incident, Urgency
 from vllm_watchdog.core.lowering import Lowering
 from vllm_watchdog.core.memory import EngineMemory, Memory, ServiceMemory
@@ -49,8 +50,11 @@ def booted(turn: Turn, event: Booted) -> None:
     _forget(turn)
     _take_over(turn, event, running, {Mark(engine.name, engine.generation): engine for engine in memory.engines})
     if same_boot:
-        served = [engine.name for engine in memory.engines if engine.served]
-        _missed(turn, [name for name in served if name in running and running[name] is None])
+        served = [Mark(name, engine.generation) for name, engine in known.items() if engine.served and name in running]
+        _missed(turn, [mark.engine for mark in served if running[mark.engine] is None])
+        for mark in served:
+            if (now := running[mark.engine]) and now.mark.generation > mark.generation:
+                _replaced(turn, mark)
     if not turn.world.paused:
         want(turn)
 
@@ -63,6 +67,18 @@ def _missed(turn: Turn, names: list[str]) -> None:
         turn.explain(name, "", text)
         turn.failed(name)
         turn.do(Drain(turn.world.engine(name).mark))
+
+
+def _replaced(turn: Turn, mark: Mark) -> None:
+    """Its successor was started, which comes first, and then that daemon died before it had told why."""
+    known = turn.world.incident(turn.service_of(mark.engine))
+    if known and any(failure.mark == str(mark) for failure in known.failures):
+        return
+    text = reasons.unseen(mark)
+    turn.symptom(mark.engine, "unexpected_exit", Urgency.CRITICAL, text)
+    failure = Failure(turn.at, str(mark), "unexpected_exit", text.en, zh=text.zh)
+    turn.amend(mark.engine, lambda incident: incidents.failed(
+        incident if known else replace(incident, generation=mark.generation), failure))
 
 
 def want(turn: Turn) -> None:
