@@ -105,8 +105,8 @@ def findings(settings: Settings, problems: tuple[str, ...] = ()) -> Found:
         f"no daemon answers on {settings.daemon.socket}",
         "systemctl start llm-watchdog" if BOOTED.is_dir() else "llm-watchdog run")
     if gateway := status and status.get("gateway"):
-        yield warn(f"the gateway: {gateway['unknown']}", "start llm-watchdog gateway, or leave [gateway] out") \
-            if "unknown" in gateway else ok("the gateway tells the daemon how busy it is")
+        yield warn(f"the gateway: {gateway['unknown']}", "start llm-watchdog gateway, or leave [gateway] out") if (
+            "unknown" in gateway) else ok("the gateway tells the daemon how busy it is")
 
 
 def _daemon(settings: Settings) -> dict[str, Any] | None:
